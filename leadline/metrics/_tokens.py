@@ -1,0 +1,80 @@
+"""What every token metric starts from: checked input, padding left out, an accurate mean."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from leadline.errors import LeadlineError
+
+
+def accumulate(A: Tensor, name: str = "X") -> Tensor:
+    """Check a (..., n, m) matrix and return it in a dtype fit for sums: half types become float32."""
+    if not isinstance(A, Tensor) or not A.is_floating_point():
+        given = str(A.dtype) if isinstance(A, Tensor) else type(A).__name__
+        raise LeadlineError(f"{name} is {given}; it must be a floating point tensor")
+    if A.ndim < 2 or 0 in A.shape[-2:]:
+        raise LeadlineError(f"{name} has shape {tuple(A.shape)}; it must be (..., tokens, width) with no empty axis")
+    if not torch.isfinite(A).all():
+        raise LeadlineError(f"{name} has NaN or infinite entries; find the layer that makes them first")
+    return A.float() if A.dtype in (torch.float16, torch.bfloat16) else A
+
+
+def padded_rows(X: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The padded rows of X (..., n, m) as a boolean (..., n, 1), or None when every token is real.
+
+    ``mask`` is boolean, True = a real token, and broadcasts to (..., n); when it lacks one axis
+    in front of the tokens, that axis is the heads.
+    """
+    if mask is None:
+        return None
+    if mask.dtype != torch.bool:
+        raise LeadlineError(f"mask is {mask.dtype}; it must be boolean, True = a real token")
+    if mask.ndim == X.ndim - 2 and mask.ndim > 1:
+        mask = mask.unsqueeze(-2)
+    try:
+        mask = mask.expand(X.shape[:-1])
+    except RuntimeError as error:
+        raise LeadlineError(
+            f"mask has shape {tuple(mask.shape)}; it must broadcast to the tokens {tuple(X.shape[:-1])}"
+        ) from error
+    if not mask.any(-1).all():
+        raise LeadlineError("mask leaves a sample without a real token; drop such samples first")
+    return ~mask.unsqueeze(-1)
+
+
+def drop_rows(X: Tensor, padded: Tensor | None) -> Tensor:
+    """X with its padded rows set to zero."""
+    return X if padded is None else X.masked_fill(padded, 0)
+
+
+def split(X: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | int]:
+    """The token mean (..., 1, d), the centred tokens (..., n, d) and the count of real tokens.
+
+    The mean is taken twice: near collapse the first one is only right to a rounding error of X,
+    which is as large as what is left after subtracting it; the second, of small numbers, is not.
+    """
+    padded = padded_rows(X, mask)
+    count = X.shape[-2] if padded is None else (~padded).sum(-2, keepdim=True)  # (..., 1, 1)
+    mean = drop_rows(X, padded).sum(-2, keepdim=True) / count
+    centred = drop_rows(X - mean, padded)
+    rest = centred.sum(-2, keepdim=True) / count
+    return mean + rest, drop_rows(centred - rest, padded), count
+
+
+def with_heads(X: Tensor, P: Tensor) -> Tensor:
+    """X (..., n, d) broadcast against P (..., n, n): where P has one axis more, it is the heads."""
+    if P.shape[-1] != P.shape[-2] or P.shape[-1] != X.shape[-2]:
+        raise LeadlineError(
+            f"P has shape {tuple(P.shape)} and X {tuple(X.shape)}; P must be (..., n, n) with X's n = {X.shape[-2]}"
+        )
+    return X.unsqueeze(-3) if P.ndim == X.ndim + 1 else X
+
+
+def attention_matrix(P: Tensor, mask: Tensor | None) -> Tensor:
+    """Check P (..., n, n) and zero the rows and columns of padded tokens."""
+    P = accumulate(P, "P")
+    if P.shape[-1] != P.shape[-2]:
+        raise LeadlineError(f"P has shape {tuple(P.shape)}; an attention matrix is square, (..., n, n)")
+    padded = padded_rows(P, mask)
+    return P if padded is None else P.masked_fill(padded | padded.mT, 0)

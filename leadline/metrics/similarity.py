@@ -1,0 +1,148 @@
+"""How alike the tokens are, and how fast they grow alike (TSE, sections 1.1 and 2.2).
+
+X (..., n, d) holds n tokens as rows; Pi1 = 1 1^T / n projects on their mean, Pi2 = I - Pi1 on the rest.
+All results have the leading shape (...). ``mask`` (B, n) is True at real tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from leadline.metrics._tokens import (
+    accumulate,
+    attention_matrix,
+    drop_rows,
+    padded_rows,
+    split,
+    with_heads,
+)
+
+
+def _energies(X: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """||Pi1 X||^2, ||Pi2 X||^2 of X / s, and the scale s: no overflow, no underflow in the squares."""
+    X = drop_rows(X, padded_rows(X, mask))
+    scale = _power_of_two(X.detach().abs().amax((-2, -1), keepdim=True))
+    mean, centred, count = split(X / scale, mask)
+    shared = (mean.square().sum(-1, keepdim=True) * count)[..., 0, 0]
+    return shared, centred.square().sum((-2, -1)), scale[..., 0, 0]
+
+
+def token_similarity(X: Tensor, mask: Tensor | None = None) -> Tensor:
+    """t_sim(X) = ||Pi1 X||^2 / ||X||^2 in [0, 1] (Definition 1.1); 1 when all tokens are equal, X = 0 included."""
+    shared, spread, _ = _energies(accumulate(X), mask)
+    total = shared + spread
+    return torch.where(total > 0, shared / torch.where(total > 0, total, 1), torch.ones_like(total))
+
+
+def token_diversity(X: Tensor, mask: Tensor | None = None) -> Tensor:
+    """t_div(X) = ||Pi2 X||^2 / ||X||^2 = 1 - t_sim(X), from the centred tokens: it keeps its digits near 0."""
+    shared, spread, _ = _energies(accumulate(X), mask)
+    total = shared + spread
+    return spread / torch.where(total > 0, total, 1)
+
+
+def token_cosine(X: Tensor, mask: Tensor | None = None) -> Tensor:
+    """t_cos(X), the mean cosine over pairs of tokens (1), in O(nd).
+
+    A zero row has cosine 0 with every other, as in torch's ``cosine_similarity``;
+    a single token is alike with itself: 1.
+    """
+    X = accumulate(X)
+    padded = padded_rows(X, mask)
+    X = drop_rows(X, padded)
+    X = X / _power_of_two(X.detach().abs().amax(-1, keepdim=True))  # squares of tiny rows must not vanish
+    length = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
+    unit = X / torch.where(length > 0, length, torch.ones_like(length))
+    count = (torch.full_like(length, 1.0) if padded is None else (~padded).to(X.dtype)).sum((-2, -1))
+    pairs = count * (count - 1)
+    both = unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))
+    return torch.where(pairs > 0, both / pairs.clamp(min=1), torch.ones_like(both))
+
+
+def escalation_rate(X: Tensor, Y: Tensor, mask: Tensor | None = None) -> Tensor:
+    """r(X, Y) = t_div(X) / t_div(Y) (5): above 1 when Y's tokens are more alike than X's."""
+    return token_diversity(X, mask) / token_diversity(Y, mask)
+
+
+def energy_ratios(X: Tensor, Y: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """xi_i = ||Pi_i Y||^2 / ||Pi_i X||^2, i = 1, 2 (7). NaN where X has no such part beyond rounding."""
+    X, Y = accumulate(X), accumulate(Y, "Y")
+    x1, x2, x_scale = _energies(X, mask)
+    y1, y2, y_scale = _energies(Y, mask)
+    scale = (y_scale / x_scale).square()
+    return scale * y1 / _beyond_rounding(x1, x1 + x2), scale * y2 / _beyond_rounding(x2, x1 + x2)
+
+
+def mixing_gains(X: Tensor, P: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """mu_i = ||Pi_i P X|| / ||Pi_i X||, i = 1, 2 (10), per head when P (..., h, n, n) has one.
+
+    NaN where X has no such part beyond rounding (mu_1 after a complete de-escalation).
+    """
+    X, P = accumulate(X), attention_matrix(P, mask)
+    X = with_heads(X, P)
+    x1, x2, x_scale = _energies(X, mask)
+    y1, y2, y_scale = _energies(P @ drop_rows(X, padded_rows(X, mask)), mask)
+    scale = y_scale / x_scale
+    return (
+        scale * (y1 / _beyond_rounding(x1, x1 + x2)).sqrt(),
+        scale * (y2 / _beyond_rounding(x2, x1 + x2)).sqrt(),
+    )
+
+
+def omega(X: Tensor, P: Tensor, mask: Tensor | None = None) -> Tensor:
+    """omega = ||e^T P Pi2 X|| / ||e^T X|| (12): how much of the rest P brings into the mean.
+
+    0 for a doubly stochastic P; NaN where X has no mean beyond rounding.
+    """
+    X, P = accumulate(X), attention_matrix(P, mask)
+    X = with_heads(X, P)
+    x1, x2, _ = _energies(X, mask)
+    mean, centred, count = split(X, mask)
+    brought = torch.linalg.vector_norm((P @ centred).sum(-2, keepdim=True) / count, dim=(-2, -1))
+    length = torch.linalg.vector_norm(mean, dim=(-2, -1))
+    return brought / torch.where(_is_rounding(x1, x1 + x2), torch.nan, length)
+
+
+def expected_energy_ratios(
+    X: Tensor, P: Tensor, gain: float = 1.0, d_sigma2: float = 1.0, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """E[xi_i] = 1 + gain^2 d sigma^2 mu_i^2 over random W in Y = X + gain P X W (9).
+
+    With a head axis in P the mu_i^2 are averaged over the heads (29), as for
+    Y = X + gain [P_1 X W_1 ... P_h X W_h].
+    """
+    first, second = (mu.square() for mu in mixing_gains(X, P, mask))
+    if P.ndim == X.ndim + 1:
+        first, second = first.mean(-1), second.mean(-1)
+    factor = gain**2 * d_sigma2
+    return 1 + factor * first, 1 + factor * second
+
+
+def eta(
+    X: Tensor, Y: Tensor, P: Tensor, gain: float = 1.0, d_sigma2: float = 1.0, mask: Tensor | None = None
+) -> Tensor:
+    """eta = E[xi_1]/E[xi_2] - xi_1/xi_2 (14): how far one draw of W lies from the ratio of expectations."""
+    e1, e2 = expected_energy_ratios(X, P, gain, d_sigma2, mask)
+    xi1, xi2 = energy_ratios(X, Y, mask)
+    return e1 / e2 - xi1 / xi2
+
+
+def gamma(X: Tensor, P: Tensor, gain: float = 1.0, d_sigma2: float = 1.0, mask: Tensor | None = None) -> Tensor:
+    """gamma = E[xi_2]^2 / (E[xi_1] + 2 E[xi_2]) (24), the constant of eta's concentration (23)."""
+    e1, e2 = expected_energy_ratios(X, P, gain, d_sigma2, mask)
+    return e2.square() / (e1 + 2 * e2)
+
+
+def _power_of_two(size: Tensor) -> Tensor:
+    """The power of two above ``size``, 1 for 0: dividing by it rounds nothing."""
+    return torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent)
+
+
+def _is_rounding(part: Tensor, total: Tensor) -> Tensor:
+    """Whether a part of the energy is no more than the rounding error of the whole."""
+    return part <= (8 * torch.finfo(part.dtype).eps) ** 2 * total
+
+
+def _beyond_rounding(part: Tensor, total: Tensor) -> Tensor:
+    return torch.where(_is_rounding(part, total), torch.nan, part)
