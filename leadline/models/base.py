@@ -1,0 +1,60 @@
+"""What all our models share: a configuration, saving, and how a first layer's input is checked."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import leadline
+from leadline.errors import LeadlineError
+from leadline.nn import BlockConfig
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+
+
+class Model(nn.Module):
+    """A thin composition of the block. Subclasses name their ``family`` and their ``Config``."""
+
+    family: ClassVar[str]
+    Config: ClassVar[type[BlockConfig]]
+
+    def __init__(self, config: BlockConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write configuration and weights into ``folder``; ``leadline.load`` reads them back.
+
+        Each file is written beside its final name and moved there whole.
+        """
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}
+        description = {"leadline": leadline.__version__, "family": self.family, "config": asdict(self.config)}
+        new_weights, new_config = target / f"{WEIGHTS_FILE}.new", target / f"{CONFIG_FILE}.new"
+        save_file(tensors, new_weights)
+        new_config.write_text(json.dumps(description, indent=2) + "\n")
+        os.replace(new_weights, target / WEIGHTS_FILE)
+        os.replace(new_config, target / CONFIG_FILE)
+
+
+def check_ids(ids: Tensor, mask: Tensor | None, past: int, limit: int | None) -> None:
+    """Token ids (B, N) and their mask (B, past + N) must fit each other and the model's positions."""
+    if ids.ndim != 2 or 0 in ids.shape or ids.is_floating_point():
+        raise LeadlineError(f"ids are {ids.dtype} of shape {tuple(ids.shape)}; they must be integers (batch, tokens)")
+    total = past + ids.shape[1]
+    if limit is not None and total > limit:
+        raise LeadlineError(f"{total} tokens are given; this model has positions for {limit} (max_tokens)")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (ids.shape[0], total)):
+        raise LeadlineError(
+            f"mask is {mask.dtype} of shape {tuple(mask.shape)}; "
+            f"it must be boolean (True = a real token) of shape {(ids.shape[0], total)}"
+        )

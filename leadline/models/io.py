@@ -1,0 +1,67 @@
+"""Reading back what ``Model.save`` wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from leadline.errors import LeadlineError, unknown_name
+from leadline.models.base import CONFIG_FILE, WEIGHTS_FILE, Model
+from leadline.models.registry import FAMILIES, make_config
+
+
+def load(folder: str | os.PathLike[str]) -> Model:
+    """The model saved in ``folder``, on the CPU, in evaluation mode."""
+    source = Path(folder)
+    description = _read_description(source)
+    if description["family"] not in FAMILIES:
+        raise unknown_name(f"model family in {source / CONFIG_FILE}", description["family"], FAMILIES)
+    family = FAMILIES[description["family"]]
+    with torch.device("meta"):
+        model = family(make_config(family, description["config"]))
+    weights = source / WEIGHTS_FILE
+    if not weights.is_file():
+        raise LeadlineError(f"{weights} is missing; save the model again")
+    try:
+        tensors = load_file(weights)
+    except (SafetensorError, OSError) as error:
+        raise LeadlineError(f"{weights} cannot be read ({error}); it is damaged or cut short, save it again") from error
+    fill(model, tensors, str(weights))
+    return model.eval()
+
+
+def fill(model: Model, tensors: dict[str, Tensor], origin: str) -> None:
+    """Give a model built on the meta device its weights; every name and shape must agree."""
+    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    wrong = [f"lacks {name}" for name in expected if name not in tensors]
+    wrong += [f"has {name}, for which this model has no place" for name in tensors if name not in expected]
+    wrong += [
+        f"has {name} of shape {tuple(tensors[name].shape)} instead of {tuple(shape)}"
+        for name, shape in expected.items()
+        if name in tensors and tensors[name].shape != shape
+    ]
+    if wrong:
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        raise LeadlineError(f"{origin} does not fit this {model.family} model: it {'; it '.join(wrong[:3])}{more}")
+    model.load_state_dict(tensors, assign=True)
+
+
+def _read_description(folder: Path) -> dict:
+    file = folder / CONFIG_FILE
+    if not file.is_file():
+        raise LeadlineError(f"{file} does not exist; give a folder that model.save wrote")
+    try:
+        description = json.loads(file.read_text())
+    except ValueError as error:
+        raise LeadlineError(f"{file} is not JSON ({error}); it is damaged, save the model again") from error
+    if not isinstance(description, dict) or not {"leadline", "family", "config"} <= description.keys():
+        raise LeadlineError(
+            f"{file} is not Leadline's; load the model with the library that wrote it and call leadline.convert"
+        )
+    return description

@@ -1,0 +1,60 @@
+"""Models by name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from leadline.errors import LeadlineError, unknown_name
+from leadline.models.base import Model
+from leadline.models.bert import Bert
+from leadline.models.gpt2 import GPT2
+from leadline.models.vit import ViT
+
+FAMILIES: dict[str, type[Model]] = {family.family: family for family in (ViT, GPT2, Bert)}
+
+_NO_MORE_THAN_ATTENTION = {"norm": "none", "ffn": 0, "skip": False}
+
+# name: (family, its settings, what it is)
+MODELS: dict[str, tuple[type[Model], dict[str, Any], str]] = {
+    "vit_tiny": (ViT, {"dim": 192, "heads": 3}, "Vision Transformer, 5.7 M parameters"),
+    "vit_small": (ViT, {"dim": 384, "heads": 6}, "Vision Transformer, 22 M parameters"),
+    "vit_base": (ViT, {"dim": 768, "heads": 12}, "Vision Transformer, 87 M parameters"),
+    "vit_large": (ViT, {"dim": 1024, "heads": 16, "depth": 24}, "Vision Transformer, 304 M parameters"),
+    "gpt2_small": (GPT2, {"dim": 768, "heads": 12}, "GPT-2 decoder, 124 M parameters"),
+    "gpt2_medium": (GPT2, {"dim": 1024, "heads": 16, "depth": 24}, "GPT-2 decoder, 355 M parameters"),
+    "bert_base": (Bert, {"dim": 768, "heads": 12}, "BERT encoder, 109 M parameters"),
+    "attention_only": (
+        ViT,
+        {"dim": 192, "heads": 3, "init": "xavier_fused", **_NO_MORE_THAN_ATTENTION},
+        "attention and nothing else, ViT-Tiny widths (HOP table 1)",
+    ),
+}
+
+
+def list_models() -> list[str]:
+    """The names that ``create_model`` knows."""
+    return sorted(MODELS)
+
+
+def create_model(name: str, **overrides: Any) -> Model:
+    """Build a model by name, freshly initialised.
+
+    >>> create_model("vit_tiny", attention="hopfield", norm="post", de_escalation=1., depth=80)
+    """
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS)
+    family, settings, _ = MODELS[name]
+    return family(make_config(family, {**settings, **overrides}))
+
+
+def make_config(family: type[Model], settings: dict[str, Any]) -> Any:
+    """The family's configuration; an option it does not have is refused by name."""
+    allowed = [field.name for field in fields(family.Config)]
+    for option in settings:
+        if option not in allowed:
+            raise unknown_name(f"option of {family.family} models", option, allowed)
+    try:
+        return family.Config(**settings)
+    except TypeError as error:  # a string where a number belongs
+        raise LeadlineError(f"an option of this {family.family} model has the wrong type: {error}") from error

@@ -1,0 +1,113 @@
+"""Vision Transformer (Dosovitskiy et al., 2021), also without norm, MLP and skips: an attention-only net."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from leadline.errors import LeadlineError, check_choice
+from leadline.models.base import Model
+from leadline.models.init import init_weights
+from leadline.nn import BlockConfig, TransformerStack
+from leadline.nn.layers import make_norm
+from leadline.ops import rotary_table, sinusoid
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTConfig(BlockConfig):
+    image_size: int = 224
+    patch_size: int = 16
+    channels: int = 3
+    num_classes: int = 1000  # 0: no head, the model returns the pooled features
+    pool: str = "cls"  # "cls", "mean" or "max"
+    class_token: bool | None = None  # None: with pool "cls" only
+    norm_after_pool: bool = False  # the final norm on the pooled features, as timm does for mean pooling
+    positions: str = "learned"  # "learned", "sinusoidal", "rotary" (along the sequence of patches) or "none"
+    init: str = "trunc_normal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("pool", self.pool, ("cls", "mean", "max"))
+        check_choice("positions", self.positions, ("learned", "sinusoidal", "rotary", "none"))
+        if self.causal:
+            raise LeadlineError("causal is True; an image model looks at all of the image")
+        if self.patch_size < 1 or self.image_size % self.patch_size:
+            raise LeadlineError(
+                f"image_size is {self.image_size} and patch_size {self.patch_size}; patch_size must divide image_size"
+            )
+        if self.pool == "cls" and self.class_token is False:
+            raise LeadlineError("pool is 'cls' and class_token False; choose pool 'mean' or 'max'")
+        if self.pool == "mean" and self.de_escalation == 1 and self.de_escalation_at == "block-end":
+            raise LeadlineError(
+                "pool is 'mean' and de_escalation 1: after a complete de-escalation the token mean is exactly 0 and "
+                "the head sees nothing; choose pool 'cls' or 'max', or a de_escalation below 1"
+            )
+
+    @property
+    def prefix(self) -> int:
+        """Tokens in front of the patches: the class token, or none."""
+        return int(self.pool == "cls" if self.class_token is None else self.class_token)
+
+    @property
+    def tokens(self) -> int:
+        return (self.image_size // self.patch_size) ** 2 + self.prefix
+
+
+class ViT(Model):
+    """``model(pixels (B, channels, size, size)) -> logits (B, num_classes)``."""
+
+    family: ClassVar[str] = "vit"
+    Config: ClassVar[type[BlockConfig]] = ViTConfig
+    config: ViTConfig
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.patch = nn.Conv2d(c.channels, c.dim, kernel_size=c.patch_size, stride=c.patch_size)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, c.dim)) if c.prefix else None
+        self.position = nn.Parameter(torch.zeros(1, c.tokens, c.dim)) if c.positions == "learned" else None
+        self.blocks = TransformerStack(c)
+        # post-norm blocks end with a norm of their own
+        self.norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.norm == "pre" else nn.Identity()
+        self.head = nn.Linear(c.dim, c.num_classes) if c.num_classes else nn.Identity()
+        init_weights(self, c.init)
+        for token in (self.class_token, self.position):
+            if token is not None:
+                nn.init.normal_(token, std=0.02)
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """(B, channels, size, size) -> tokens (B, N, d) that enter the first block."""
+        c = self.config
+        if pixels.shape[1:] != (c.channels, c.image_size, c.image_size) or not len(pixels):
+            raise LeadlineError(
+                f"pixels have shape {tuple(pixels.shape)}; "
+                f"this model takes (batch, {c.channels}, {c.image_size}, {c.image_size})"
+            )
+        x = self.patch(pixels).flatten(2).transpose(1, 2)
+        if self.class_token is not None:
+            x = torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1)
+        if self.position is not None:
+            x = x + self.position
+        elif c.positions == "sinusoidal":
+            x = x + sinusoid(torch.arange(c.tokens, device=x.device), c.dim).to(x.dtype)
+        return x
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Hidden states (B, N, d) after the last block and, unless it comes after the pooling, the final norm."""
+        x, rope = self.embed(pixels), None
+        if self.config.positions == "rotary":
+            rope = rotary_table(torch.arange(x.shape[1], device=x.device), self.blocks[0].attention.head_dim)
+        x = self.blocks(x, rope=rope)
+        return x if self.config.norm_after_pool else self.norm(x)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.encode(pixels)
+        if self.config.pool == "cls":
+            x = x[:, 0]
+        else:
+            patches = x[:, self.config.prefix :]
+            x = patches.mean(1) if self.config.pool == "mean" else patches.amax(1)
+        return self.head(self.norm(x) if self.config.norm_after_pool else x)

@@ -1,0 +1,55 @@
+"""Small parts of a block."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leadline.errors import LeadlineError, check_choice
+
+ACTIVATIONS = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2's
+    "swiglu": F.silu,  # with a gate
+}
+
+
+def make_norm(kind: str, dim: int, eps: float) -> nn.Module:
+    """LayerNorm ("layer") or RMSNorm ("rms")."""
+    check_choice("norm_kind", kind, ("layer", "rms"))
+    return nn.LayerNorm(dim, eps=eps) if kind == "layer" else nn.RMSNorm(dim, eps=eps)
+
+
+class MLP(nn.Module):
+    """phi(x W_1) W_2, or with SwiGLU (silu(x W_g) * (x W_1)) W_2."""
+
+    def __init__(self, dim: int, hidden: int, kind: str = "gelu", bias: bool = True) -> None:
+        super().__init__()
+        check_choice("mlp", kind, ACTIVATIONS)
+        self.kind = kind
+        self.gate = nn.Linear(dim, hidden, bias=bias) if kind == "swiglu" else None
+        self.fc1 = nn.Linear(dim, hidden, bias=bias)
+        self.fc2 = nn.Linear(hidden, dim, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        act = ACTIVATIONS[self.kind]
+        hidden = act(self.fc1(x)) if self.gate is None else act(self.gate(x)) * self.fc1(x)
+        return self.fc2(hidden)
+
+
+class DropPath(nn.Module):
+    """Drops a branch for whole samples in training, and scales up the rest (stochastic depth)."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        if not 0 <= rate < 1:
+            raise LeadlineError(f"drop_path is {rate}; it must lie in [0, 1)")
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return x
+        keep = torch.rand(x.shape[0], *(1,) * (x.ndim - 1), device=x.device) >= self.rate
+        return x * (keep.to(x.dtype) / (1 - self.rate))
