@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_MODULES = ("data", "metrics", "models", "nn", "ops", "report")
+_MODULES = ("data", "metrics", "models", "nn", "ops", "report", "theory")
 _FUNCTIONS = {
     "create_model": "leadline.models",
     "list_models": "leadline.models",
@@ -19,10 +19,24 @@ _FUNCTIONS = {
     "LeadlineError": "leadline.errors",
 }
 
-__all__ = ["__version__", *_MODULES, *_FUNCTIONS]
+__all__ = [
+    "LeadlineError",
+    "__version__",
+    "convert",
+    "create_model",
+    "data",
+    "list_models",
+    "load",
+    "metrics",
+    "models",
+    "nn",
+    "ops",
+    "report",
+    "theory",
+]
 
 if TYPE_CHECKING:
-    from leadline import data, metrics, models, nn, ops, report
+    from leadline import data, metrics, models, nn, ops, report, theory
     from leadline.errors import LeadlineError
     from leadline.models import convert, create_model, list_models, load
 

@@ -22,9 +22,7 @@ _EXACT_UP_TO = 96  # "auto": tokens up to which a decomposition is as fast
 _SQUARINGS = 40
 
 
-def delta(
-    P: Tensor, mask: Tensor | None = None, *, method: str = "auto", tolerance: float = 1e-4
-) -> Tensor:
+def delta(P: Tensor, mask: Tensor | None = None, *, method: str = "auto", tolerance: float = 1e-4) -> Tensor:
     """delta(P) = ||Pi2 P||_2 (12): the most that attention keeps of what differs between tokens.
 
     ``method``: "exact" (singular values), "iterative" (relative error about ``tolerance``), or "auto".

@@ -2,7 +2,7 @@
 
 from leadline.models.base import Model
 from leadline.models.bert import Bert, BertConfig
-from leadline.models.convert import convert
+from leadline.models.foreign import convert
 from leadline.models.gpt2 import GPT2, GPT2Config
 from leadline.models.io import load
 from leadline.models.registry import MODELS, create_model, list_models

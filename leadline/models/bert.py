@@ -8,12 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from leadline.errors import LeadlineError, check_choice
+from leadline.errors import LeadlineError
 from leadline.models.base import Model, check_ids
 from leadline.models.init import init_weights
-from leadline.nn import BlockConfig, TransformerStack
+from leadline.nn import BlockConfig, Positions, TransformerStack
 from leadline.nn.layers import make_norm
-from leadline.ops import rotary_table, sinusoid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,6 @@ class BertConfig(BlockConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("positions", self.positions, ("learned", "sinusoidal", "rotary", "none"))
         if self.causal:
             raise LeadlineError("causal is True; an encoder looks at all of the text (for a decoder see gpt2_small)")
 
@@ -45,26 +43,25 @@ class Bert(Model):
         super().__init__(config)
         c = config
         self.token = nn.Embedding(c.vocab_size, c.dim)
-        self.position = nn.Embedding(c.max_tokens, c.dim) if c.positions == "learned" else None
         self.token_type = nn.Embedding(c.token_types, c.dim) if c.token_types else None
         self.embedding_norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.norm == "post" else nn.Identity()
         self.dropout = nn.Dropout(c.embedding_dropout)
         self.blocks = TransformerStack(c)
+        self.positions = Positions(c.positions, c.max_tokens, c.dim, self.blocks.head_dim)
         self.norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.norm == "pre" else nn.Identity()
         init_weights(self, c.init)
 
-    def embed(self, ids: Tensor, types: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
-        """(B, N) -> tokens (B, N, d) that enter the first block."""
+    def embed(
+        self, ids: Tensor, types: Tensor | None = None, positions: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """(B, N) -> what enters the first block: tokens (B, N, d) and rotary angles."""
         if positions is None:
             positions = torch.arange(ids.shape[1], device=ids.device)
         x = self.token(ids)
         if self.token_type is not None:
             x = x + self.token_type(torch.zeros_like(ids) if types is None else types)
-        if self.position is not None:
-            x = x + self.position(positions)
-        elif self.config.positions == "sinusoidal":
-            x = x + sinusoid(positions, self.config.dim).to(x.dtype)
-        return self.dropout(self.embedding_norm(x))
+        x, rope = self.positions(x, positions)
+        return self.dropout(self.embedding_norm(x)), rope
 
     def forward(
         self,
@@ -75,9 +72,6 @@ class Bert(Model):
         positions: Tensor | None = None,
     ) -> Tensor:
         """mask (B, N), True = a real token; types (B, N) are the sentences, 0 unless given."""
-        check_ids(ids, mask, 0, self.config.max_tokens if self.config.positions == "learned" else None)
-        x, rope = self.embed(ids, types, positions), None
-        if self.config.positions == "rotary":
-            at = torch.arange(ids.shape[1], device=ids.device) if positions is None else positions
-            rope = rotary_table(at, self.blocks[0].attention.head_dim)
+        check_ids(ids, mask, 0, self.positions.limit)
+        x, rope = self.embed(ids, types, positions)
         return self.norm(self.blocks(x, mask, rope=rope))

@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leadline.errors import LeadlineError, check_choice
+from leadline.errors import LeadlineError
 from leadline.models.base import check_ids
 from leadline.models.decoder import Decoder
 from leadline.models.init import init_weights
-from leadline.nn import BlockConfig, LayerCache, TransformerStack
+from leadline.nn import BlockConfig, LayerCache, Positions, TransformerStack
 from leadline.nn.layers import make_norm
-from leadline.ops import rotary_table, sinusoid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,6 @@ class GPT2Config(BlockConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("positions", self.positions, ("learned", "sinusoidal", "rotary", "none"))
         if not self.causal:
             raise LeadlineError("causal is False; a decoder must not see the future (for an encoder see bert_base)")
 
@@ -49,9 +47,9 @@ class GPT2(Decoder):
         super().__init__(config)
         c = config
         self.token = nn.Embedding(c.vocab_size, c.dim)
-        self.position = nn.Embedding(c.max_tokens, c.dim) if c.positions == "learned" else None
         self.dropout = nn.Dropout(c.embedding_dropout)
         self.blocks = TransformerStack(c)
+        self.positions = Positions(c.positions, c.max_tokens, c.dim, self.blocks.head_dim)
         self.norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.norm == "pre" else nn.Identity()
         self.head = None if c.tied else nn.Linear(c.dim, c.vocab_size, bias=False)
         init_weights(self, c.init, scale_residual=c.init == "normal")
@@ -65,17 +63,11 @@ class GPT2(Decoder):
         cache: Sequence[LayerCache] | None = None,
     ) -> Tensor:
         """Hidden states (B, N, d) after the final norm."""
-        c, past = self.config, 0 if cache is None else cache[0].length
-        check_ids(ids, mask, past, c.max_tokens if c.positions == "learned" else None)
+        past = 0 if cache is None else cache[0].length
+        check_ids(ids, mask, past, self.positions.limit)
         if positions is None:
             positions = torch.arange(past, past + ids.shape[1], device=ids.device)
-        x, rope = self.token(ids), None
-        if self.position is not None:
-            x = x + self.position(positions)
-        elif c.positions == "sinusoidal":
-            x = x + sinusoid(positions, c.dim).to(x.dtype)
-        elif c.positions == "rotary":
-            rope = rotary_table(positions, self.blocks[0].attention.head_dim)
+        x, rope = self.positions(self.token(ids), positions)
         return self.norm(self.blocks(self.dropout(x), mask, rope=rope, cache=cache))
 
     def forward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from leadline.errors import check_choice
-from leadline.nn import TransformerStack
+from leadline.nn import TransformerBlock
 
 INITS = ("normal", "trunc_normal", "xavier", "xavier_fused", "torch")
 
@@ -32,11 +32,10 @@ def init_weights(model: nn.Module, kind: str, std: float = 0.02, scale_residual:
                 nn.init.normal_(module.weight, std=std)
             else:
                 nn.init.xavier_uniform_(module.weight)
-            if getattr(module, "bias", None) is not None:
+            if not isinstance(module, nn.Embedding) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, TransformerStack):
-            depth = len(module)
-    for block in (block for stack in model.modules() if isinstance(stack, TransformerStack) for block in stack):
+    blocks = [module for module in model.modules() if isinstance(module, TransformerBlock)]
+    for block in blocks:
         attention = block.attention
         if kind == "xavier":
             sizes = [heads * attention.head_dim for heads in (attention.heads, attention.kv_heads, attention.kv_heads)]
@@ -45,4 +44,4 @@ def init_weights(model: nn.Module, kind: str, std: float = 0.02, scale_residual:
         if scale_residual:
             for linear in (attention.proj, None if block.mlp is None else block.mlp.fc2):
                 if linear is not None:
-                    nn.init.normal_(linear.weight, std=std / (2 * depth) ** 0.5)
+                    nn.init.normal_(linear.weight, std=std / (2 * len(blocks)) ** 0.5)

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from leadline.errors import LeadlineError, check_choice
 from leadline.models.base import Model
 from leadline.models.init import init_weights
-from leadline.nn import BlockConfig, TransformerStack
+from leadline.nn import BlockConfig, Positions, TransformerStack
 from leadline.nn.layers import make_norm
-from leadline.ops import rotary_table, sinusoid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +25,12 @@ class ViTConfig(BlockConfig):
     class_token: bool | None = None  # None: with pool "cls" only
     norm_after_pool: bool = False  # the final norm on the pooled features, as timm does for mean pooling
     positions: str = "learned"  # "learned", "sinusoidal", "rotary" (along the sequence of patches) or "none"
+    embedding_dropout: float = 0.0
     init: str = "trunc_normal"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("pool", self.pool, ("cls", "mean", "max"))
-        check_choice("positions", self.positions, ("learned", "sinusoidal", "rotary", "none"))
         if self.causal:
             raise LeadlineError("causal is True; an image model looks at all of the image")
         if self.patch_size < 1 or self.image_size % self.patch_size:
@@ -68,18 +67,18 @@ class ViT(Model):
         c = config
         self.patch = nn.Conv2d(c.channels, c.dim, kernel_size=c.patch_size, stride=c.patch_size)
         self.class_token = nn.Parameter(torch.zeros(1, 1, c.dim)) if c.prefix else None
-        self.position = nn.Parameter(torch.zeros(1, c.tokens, c.dim)) if c.positions == "learned" else None
         self.blocks = TransformerStack(c)
+        self.positions = Positions(c.positions, c.tokens, c.dim, self.blocks.head_dim)
+        self.dropout = nn.Dropout(c.embedding_dropout)
         # post-norm blocks end with a norm of their own
         self.norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.norm == "pre" else nn.Identity()
         self.head = nn.Linear(c.dim, c.num_classes) if c.num_classes else nn.Identity()
         init_weights(self, c.init)
-        for token in (self.class_token, self.position):
-            if token is not None:
-                nn.init.normal_(token, std=0.02)
+        if self.class_token is not None:
+            nn.init.normal_(self.class_token, std=0.02)
 
-    def embed(self, pixels: Tensor) -> Tensor:
-        """(B, channels, size, size) -> tokens (B, N, d) that enter the first block."""
+    def embed(self, pixels: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """(B, channels, size, size) -> what enters the first block: tokens (B, N, d) and rotary angles."""
         c = self.config
         if pixels.shape[1:] != (c.channels, c.image_size, c.image_size) or not len(pixels):
             raise LeadlineError(
@@ -89,17 +88,12 @@ class ViT(Model):
         x = self.patch(pixels).flatten(2).transpose(1, 2)
         if self.class_token is not None:
             x = torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1)
-        if self.position is not None:
-            x = x + self.position
-        elif c.positions == "sinusoidal":
-            x = x + sinusoid(torch.arange(c.tokens, device=x.device), c.dim).to(x.dtype)
-        return x
+        x, rope = self.positions(x, torch.arange(c.tokens, device=x.device))
+        return self.dropout(x), rope
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Hidden states (B, N, d) after the last block and, unless it comes after the pooling, the final norm."""
-        x, rope = self.embed(pixels), None
-        if self.config.positions == "rotary":
-            rope = rotary_table(torch.arange(x.shape[1], device=x.device), self.blocks[0].attention.head_dim)
+        x, rope = self.embed(pixels)
         x = self.blocks(x, rope=rope)
         return x if self.config.norm_after_pool else self.norm(x)
 

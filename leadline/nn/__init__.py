@@ -4,6 +4,7 @@ from leadline.nn.attention import HopfieldAttention
 from leadline.nn.block import BlockConfig, TransformerBlock, TransformerStack
 from leadline.nn.cache import LayerCache
 from leadline.nn.de_escalation import DeEscalation
+from leadline.nn.positions import Positions
 from leadline.nn.strength import Strength
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "DeEscalation",
     "HopfieldAttention",
     "LayerCache",
+    "Positions",
     "Strength",
     "TransformerBlock",
     "TransformerStack",

@@ -161,6 +161,7 @@ class TransformerStack(nn.ModuleList):
     def __init__(self, config: BlockConfig) -> None:
         last = max(config.depth - 1, 1)
         super().__init__(TransformerBlock(config, config.drop_path * i / last) for i in range(config.depth))
+        self.head_dim = config.dim // config.heads if config.head_dim is None else config.head_dim
 
     def forward(
         self,

@@ -77,7 +77,7 @@ def masked_softmax(hidden: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         hidden = hidden + mask
         hidden_from = torch.isneginf(mask)
     if causal:
-        future = ~causal_mask(*hidden.shape[-2:], hidden.device)
+        future = ~causal_mask(hidden.shape[-2], hidden.shape[-1], hidden.device)
         hidden_from = future if hidden_from is None else hidden_from | future
     if hidden_from is None:
         return hidden.softmax(-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,20 +20,27 @@ class Source:
         first = next(model.parameters())
         self.dtype, self.device = first.dtype, first.device
 
-    def move(self, old: str | Sequence[str], new: str, transpose: bool = False) -> None:
-        """Copy the weight ``old`` to our name ``new``; several are stacked along the first axis."""
+    def move(self, old: str | Sequence[str], new: str, change: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Copy the weight ``old``, perhaps changed, to our name ``new``; several are stacked along the first axis."""
         names = [old] if isinstance(old, str) else list(old)
         for name in names:
             if name not in self.left:
                 raise LeadlineError(f"{self.name} has no weight {name}; this variant of it is not supported")
         parts = [self.left.pop(name) for name in names]
         tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
-        self.taken[new] = (tensor.mT if transpose else tensor).clone(memory_format=torch.contiguous_format)
+        tensor = tensor if change is None else change(tensor)
+        self.taken[new] = tensor.clone(memory_format=torch.contiguous_format)
 
-    def move_linear(self, old: str | Sequence[str], new: str, bias: bool = True, transpose: bool = False) -> None:
+    def move_linear(
+        self,
+        old: str | Sequence[str],
+        new: str,
+        bias: bool = True,
+        change: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         """Weight and bias of a linear map, or of a norm."""
         names = [old] if isinstance(old, str) else list(old)
-        self.move([f"{name}.weight" for name in names], f"{new}.weight", transpose)
+        self.move([f"{name}.weight" for name in names], f"{new}.weight", change)
         if bias:
             self.move([f"{name}.bias" for name in names], f"{new}.bias")
 
@@ -51,5 +58,7 @@ class Source:
         """The weights under our names; a weight without a place is an error."""
         if self.left:
             some = ", ".join(list(self.left)[:3]) + (", ..." if len(self.left) > 3 else "")
-            raise LeadlineError(f"{self.name} has weights we have no place for ({some}); convert its base model instead")
+            raise LeadlineError(
+                f"{self.name} has weights we have no place for ({some}); convert its base model instead"
+            )
         return self.taken

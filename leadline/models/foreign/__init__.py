@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from leadline.errors import LeadlineError
 from leadline.models.base import Model
-from leadline.models.convert import huggingface, timm
-from leadline.models.convert.source import Source
+from leadline.models.foreign import huggingface, timm
+from leadline.models.foreign.source import Source
 from leadline.models.io import fill
 from leadline.models.registry import FAMILIES, make_config
+from leadline.nn import Strength
 
 SOURCES: dict[tuple[str, str], Any] = {
     **{("transformers", name): reader for name, reader in huggingface.READERS.items()},
@@ -41,7 +42,7 @@ def convert(model: nn.Module, **overrides: Any) -> Model:
     tensors = source.finish()
     for name, tensor in ours.state_dict().items():  # learnable strengths are ours alone
         if name.endswith((".alpha.parameter", ".alpha_prime.parameter", ".tau.parameter")):
-            start = ours.get_submodule(name.rpartition(".")[0]).value
-            tensors[name] = torch.full(tensor.shape, start, dtype=source.dtype, device=source.device)
+            strength = cast(Strength, ours.get_submodule(name.rpartition(".")[0]))
+            tensors[name] = torch.full(tensor.shape, strength.value, dtype=source.dtype, device=source.device)
     fill(ours, tensors, kind.__name__)
     return ours.train(model.training)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from leadline.errors import LeadlineError
-from leadline.models.convert.source import Source
+from leadline.models.foreign.source import Source
 
 Reader = Callable[[nn.Module, Source], tuple[str, dict[str, Any]]]
 
@@ -25,7 +26,7 @@ def gpt2(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
     with_head = "lm_head.weight" in source.left
     base = "transformer." if with_head else ""
     source.move(f"{base}wte.weight", "token.weight")
-    source.move(f"{base}wpe.weight", "position.weight")
+    source.move(f"{base}wpe.weight", "positions.table.weight")
     tied = not with_head or c.tie_word_embeddings
     if with_head and tied:
         source.drop("lm_head.")
@@ -34,11 +35,11 @@ def gpt2(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
     for i in range(c.n_layer):
         old, new = f"{base}h.{i}", f"blocks.{i}"
         source.move_linear(f"{old}.ln_1", f"{new}.norm1")
-        source.move_linear(f"{old}.attn.c_attn", f"{new}.attention.qkv", transpose=True)
-        source.move_linear(f"{old}.attn.c_proj", f"{new}.attention.proj", transpose=True)
+        source.move_linear(f"{old}.attn.c_attn", f"{new}.attention.qkv", change=torch.t)
+        source.move_linear(f"{old}.attn.c_proj", f"{new}.attention.proj", change=torch.t)
         source.move_linear(f"{old}.ln_2", f"{new}.norm2")
-        source.move_linear(f"{old}.mlp.c_fc", f"{new}.mlp.fc1", transpose=True)
-        source.move_linear(f"{old}.mlp.c_proj", f"{new}.mlp.fc2", transpose=True)
+        source.move_linear(f"{old}.mlp.c_fc", f"{new}.mlp.fc1", change=torch.t)
+        source.move_linear(f"{old}.mlp.c_proj", f"{new}.mlp.fc2", change=torch.t)
     source.move_linear(f"{base}ln_f", "norm")
     return "gpt2", {
         "depth": c.n_layer,
@@ -61,7 +62,7 @@ def bert(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
     source.require(is_decoder=(c.is_decoder, False), add_cross_attention=(c.add_cross_attention, False))
     source.drop("pooler.")
     source.move("embeddings.word_embeddings.weight", "token.weight")
-    source.move("embeddings.position_embeddings.weight", "position.weight")
+    source.move("embeddings.position_embeddings.weight", "positions.table.weight")
     source.move("embeddings.token_type_embeddings.weight", "token_type.weight")
     source.move_linear("embeddings.LayerNorm", "embedding_norm")
     for i in range(c.num_hidden_layers):
@@ -94,7 +95,7 @@ def vit(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
     base = "vit." if any(name.startswith("vit.") for name in source.left) else ""
     source.drop(f"{base}pooler.")
     source.move(f"{base}embeddings.cls_token", "class_token")
-    source.move(f"{base}embeddings.position_embeddings", "position")
+    source.move(f"{base}embeddings.position_embeddings", "positions.table.weight", change=lambda table: table[0])
     source.move_linear(f"{base}embeddings.patch_embeddings.projection", "patch")
     for i in range(c.num_hidden_layers):
         old, new = f"{base}layers.{i}", f"blocks.{i}"
@@ -123,6 +124,7 @@ def vit(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
         "norm_eps": c.layer_norm_eps,
         "dropout": c.hidden_dropout_prob,
         "attention_dropout": c.attention_probs_dropout_prob,
+        "embedding_dropout": c.hidden_dropout_prob,
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from leadline.errors import LeadlineError
-from leadline.models.convert.source import Source
+from leadline.models.foreign.source import Source
 
 _POOLS = {"token": "cls", "avg": "mean", "max": "max"}
 
@@ -26,10 +26,12 @@ def vision_transformer(model: Any, source: Source) -> tuple[str, dict[str, Any]]
         square_images=(len(size) == len(patch_size) == 1, True),
         final_norm=(after_pool or not isinstance(model.norm, nn.Identity), True),
         pool_include_prefix=(model.pool_include_prefix, False),
+        proj_drop=(block.attn.proj_drop.p, 0.0),
+        head_drop=(model.head_drop.p, 0.0),
     )
     if model.cls_token is not None:
         source.move("cls_token", "class_token")
-    source.move("pos_embed", "position")
+    source.move("pos_embed", "positions.table.weight", change=lambda table: table[0])
     source.move_linear("patch_embed.proj", "patch")
     qkv_bias = block.attn.qkv.bias is not None
     for i in range(len(model.blocks)):
@@ -58,8 +60,8 @@ def vision_transformer(model: Any, source: Source) -> tuple[str, dict[str, Any]]
         "norm_after_pool": after_pool,
         "qkv_bias": qkv_bias,
         "norm_eps": block.norm1.eps,
-        "dropout": block.mlp.drop2.p,
         "attention_dropout": block.attn.attn_drop.p,
+        "embedding_dropout": model.pos_drop.p,
         "drop_path": getattr(model.blocks[-1].drop_path1, "drop_prob", 0.0) or 0.0,
     }
 

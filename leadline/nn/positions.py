@@ -1,0 +1,31 @@
+"""Where a token stands: learned or sinusoidal vectors to add, rotary angles for queries and keys, or nothing."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from leadline.errors import check_choice
+from leadline.ops import rotary_table, sinusoid
+
+KINDS = ("learned", "sinusoidal", "rotary", "none")
+
+
+class Positions(nn.Module):
+    """``x, rope = positions(x, at)`` for x (B, N, d) at the positions ``at``, (N,) or (B, N)."""
+
+    def __init__(self, kind: str, max_tokens: int, dim: int, head_dim: int) -> None:
+        super().__init__()
+        check_choice("positions", kind, KINDS)
+        self.kind, self.head_dim = kind, head_dim
+        self.limit = max_tokens if kind == "learned" else None  # the others go on without end
+        self.table = nn.Embedding(max_tokens, dim) if kind == "learned" else None
+
+    def forward(self, x: Tensor, at: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        if self.table is not None:
+            return x + self.table(at), None
+        if self.kind == "sinusoidal":
+            return x + sinusoid(at, x.shape[-1]).to(x.dtype), None
+        return x, rotary_table(at, self.head_dim) if self.kind == "rotary" else None
+
+    def extra_repr(self) -> str:
+        return self.kind
