@@ -46,7 +46,10 @@ class BlockConfig:
     learnable_alpha: str | None = None  # None, "layer" or "head"
     learnable_alpha_prime: str | None = None
     start: str = "zero"
-    scheme: str = "forward-backward"
+    scheme: str = "forward-backward"  # see leadline.nn.schemes
+    formula: str = "softmax"  # see leadline.ops.attention_weights
+    solver_tolerance: float | None = None  # of implicit schemes, relative; None: near rounding
+    solver_steps: int = 200
 
     de_escalation: float = 0.0  # tau; 0: none
     de_escalation_at: str = "block-end"  # or "ffn-input", "attention-input"
@@ -63,6 +66,8 @@ class BlockConfig:
             for name in ("alpha", "alpha_prime", "learnable_alpha", "learnable_alpha_prime"):
                 if getattr(self, name):
                     raise LeadlineError(f"{name} is {getattr(self, name)!r}; give attention='hopfield' with it")
+            if self.scheme != "forward-backward":
+                raise LeadlineError(f"scheme is {self.scheme!r}; give attention='hopfield' with it")
         if self.ffn == 0 and self.de_escalation and self.de_escalation_at == "ffn-input":
             raise LeadlineError("de_escalation_at is 'ffn-input' and ffn 0; there is no MLP to put it before")
 
@@ -106,6 +111,9 @@ class TransformerBlock(nn.Module):
             qkv_bias=c.qkv_bias,
             bias=c.bias,
             dropout=c.attention_dropout,
+            formula=c.formula,
+            tolerance=c.solver_tolerance,
+            max_steps=c.solver_steps,
         )
         hidden = 4 * c.dim if c.ffn is None else c.ffn
         self.mlp = MLP(c.dim, hidden, c.mlp, c.bias) if hidden else None

@@ -1,6 +1,15 @@
 """Functions on tensors: no state, no modules."""
 
+from leadline.ops.formulas import FORMULAS, attention_weights
 from leadline.ops.hopfield import hopfield_attention, standard_attention
 from leadline.ops.positions import rotary_table, rotate, sinusoid
 
-__all__ = ["hopfield_attention", "rotary_table", "rotate", "sinusoid", "standard_attention"]
+__all__ = [
+    "FORMULAS",
+    "attention_weights",
+    "hopfield_attention",
+    "rotary_table",
+    "rotate",
+    "sinusoid",
+    "standard_attention",
+]

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leadline.errors import LeadlineError, check_choice
+from leadline.ops.formulas import attention_weights, causal_mask
 
 
 def hopfield_attention(
@@ -25,22 +26,31 @@ def hopfield_attention(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """See ``leadline.ops.hopfield_attention``. The state is one tensor h (B, H, M, N), float32 for half types."""
     check_inputs(q, k, v, state, alpha_prime, start)
-    k, v = expand_heads(k, q.shape[1]), expand_heads(v, q.shape[1])
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-
-    scores = scale * at_least_float32(q @ k.mT)  # S_n (B, H, M, N)
+    scores = scaled_scores(q, k, scale)  # S_n
     if bias is not None:
         scores = scores + bias
-    keep = alpha_prime if isinstance(alpha_prime, float | int) else alpha_prime.view(-1, 1, 1)
-    if state is not None:
-        hidden = keep * state[0] + (1 - keep) * scores  # h_n = alpha' h_{n-1} + (1 - alpha') S_n
-    elif start == "zero":
-        hidden = (1 - keep) * scores  # h_0 = 0
-    else:
-        hidden = scores
+    hidden = carry(None if state is None else state[0], scores, alpha_prime, start)  # h_n
+    return attend(attention_weights(hidden, mask, causal), v, dropout), (hidden,)
 
-    weights = F.dropout(masked_softmax(hidden, mask, causal), dropout)
-    return weights.to(v.dtype) @ v, (hidden,)
+
+def scaled_scores(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
+    """S = scale q k^T (B, H, M, N), in float32 for half types."""
+    scores = q @ expand_heads(k, q.shape[1]).mT
+    scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    return (q.shape[-1] ** -0.5 if scale is None else scale) * scores
+
+
+def carry(hidden: Tensor | None, scores: Tensor, alpha_prime: float | Tensor, start: str) -> Tensor:
+    """h_n = alpha' h_{n-1} + (1 - alpha') S_n; without an h_{n-1} it is 0 ("zero"), or h_n = S_n ("scores")."""
+    keep = alpha_prime.view(-1, 1, 1) if isinstance(alpha_prime, Tensor) else alpha_prime
+    if hidden is not None:
+        return keep * hidden + (1 - keep) * scores
+    return (1 - keep) * scores if start == "zero" else scores
+
+
+def attend(weights: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+    """weights (B, H, M, N) times v (B, Hkv, N, Dv): (B, H, M, Dv)."""
+    return F.dropout(weights, dropout).to(v.dtype) @ expand_heads(v, weights.shape[1])
 
 
 def standard_attention(
@@ -68,35 +78,9 @@ def standard_attention(
     )
 
 
-def masked_softmax(hidden: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """softmax over the keys that may be attended to; a query without any gets weights 0."""
-    hidden_from = None  # True where attention is forbidden
-    if mask is not None and mask.dtype == torch.bool:
-        hidden_from = ~mask
-    elif mask is not None:
-        hidden = hidden + mask
-        hidden_from = torch.isneginf(mask)
-    if causal:
-        future = ~causal_mask(hidden.shape[-2], hidden.shape[-1], hidden.device)
-        hidden_from = future if hidden_from is None else hidden_from | future
-    if hidden_from is None:
-        return hidden.softmax(-1)
-    weights = hidden.masked_fill(hidden_from, -torch.inf).softmax(-1)
-    return weights.masked_fill(hidden_from, 0)  # rows of -inf alone came out as NaN
-
-
-def causal_mask(M: int, N: int, device: torch.device) -> Tensor:
-    """True where query i of M may see key j of N: j <= i + N - M."""
-    return torch.ones(M, N, dtype=torch.bool, device=device).tril(N - M)
-
-
 def expand_heads(x: Tensor, heads: int) -> Tensor:
     """x (B, Hkv, N, D) -> (B, H, N, D): query head i reads key-value head i // (H / Hkv)."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def check_inputs(
