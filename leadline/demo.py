@@ -91,7 +91,7 @@ def collapse(images: Tensor, seed: int, track: Callable[..., Iterable[Any]]) -> 
             x, _ = model.embed(ids)
             state = None
             curve = [token_similarity(x).mean().item()]
-            for block in track(list(model.blocks), description=f"measuring, {name}"):
+            for block in track(list(model.blocks.layers()), description=f"measuring, {name}"):
                 x, state = block(x, state)
                 curve.append(token_similarity(x).mean().item())
         curves[name] = curve

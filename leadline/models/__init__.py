@@ -5,6 +5,7 @@ from leadline.models.bert import Bert, BertConfig
 from leadline.models.foreign import convert
 from leadline.models.gpt2 import GPT2, GPT2Config
 from leadline.models.io import load
+from leadline.models.llama import Llama, LlamaConfig
 from leadline.models.registry import MODELS, create_model, list_models
 from leadline.models.vit import ViT, ViTConfig
 
@@ -14,6 +15,8 @@ __all__ = [
     "Bert",
     "BertConfig",
     "GPT2Config",
+    "Llama",
+    "LlamaConfig",
     "Model",
     "ViT",
     "ViTConfig",

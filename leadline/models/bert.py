@@ -1,4 +1,7 @@
-"""BERT (Devlin et al., 2019): a post-norm encoder with learned positions."""
+"""BERT (Devlin et al., 2019): a post-norm encoder with learned positions.
+
+ALBERT (Lan et al., 2020) is one of its forms: one block for all layers, and narrow embeddings.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ class BertConfig(BlockConfig):
     vocab_size: int = 30522
     max_tokens: int = 512
     token_types: int = 2  # 0: no token types
+    embedding_dim: int | None = None  # None: dim; else a linear map leads from it to dim (ALBERT)
     norm: str = "post"
     norm_eps: float = 1e-12
     positions: str = "learned"  # "learned", "sinusoidal", "rotary" or "none"
@@ -42,12 +46,14 @@ class Bert(Model):
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         c = config
-        self.token = nn.Embedding(c.vocab_size, c.dim)
-        self.token_type = nn.Embedding(c.token_types, c.dim) if c.token_types else None
-        self.embedding_norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.norm == "post" else nn.Identity()
+        width = c.dim if c.embedding_dim is None else c.embedding_dim
+        self.token = nn.Embedding(c.vocab_size, width)
+        self.token_type = nn.Embedding(c.token_types, width) if c.token_types else None
+        self.embedding_norm = make_norm(c.norm_kind, width, c.norm_eps) if c.norm == "post" else nn.Identity()
+        self.widen = nn.Linear(width, c.dim) if c.embedding_dim is not None else nn.Identity()
         self.dropout = nn.Dropout(c.embedding_dropout)
         self.blocks = TransformerStack(c)
-        self.positions = Positions(c.positions, c.max_tokens, c.dim, self.blocks.head_dim)
+        self.positions = Positions(c.positions, c.max_tokens, width, self.blocks.head_dim)
         self.norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.norm == "pre" else nn.Identity()
         init_weights(self, c.init)
 
@@ -61,7 +67,7 @@ class Bert(Model):
         if self.token_type is not None:
             x = x + self.token_type(torch.zeros_like(ids) if types is None else types)
         x, rope = self.positions(x, positions)
-        return self.dropout(self.embedding_norm(x)), rope
+        return self.widen(self.dropout(self.embedding_norm(x))), rope
 
     def forward(
         self,

@@ -1,83 +1,97 @@
-"""Writing text with a decoder: greedy or sampled, with or without the cache."""
+"""What decoders share: tokens in, logits of the next token out. A family is a set of defaults."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from leadline.errors import LeadlineError
-from leadline.models.base import Model
-from leadline.nn import LayerCache
+from leadline.models.base import Model, check_ids
+from leadline.models.generation import generate
+from leadline.models.init import init_weights
+from leadline.nn import BlockConfig, LayerCache, Positions, TransformerStack
+from leadline.nn.layers import make_norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(BlockConfig):
+    vocab_size: int = 50257
+    max_tokens: int = 1024
+    causal: bool = True
+    positions: str = "learned"  # "learned", "sinusoidal", "rotary" or "none"
+    rope: dict[str, Any] = field(default_factory=dict)  # rotary settings, see leadline.ops.rotary_frequencies
+    embedding_dropout: float = 0.0
+    tied: bool = True  # the head is the token embedding
+    init: str = "normal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.causal:
+            raise LeadlineError("causal is False; a decoder must not see the future (for an encoder see bert_base)")
 
 
 class Decoder(Model):
-    """A model with ``model(ids, mask=None, positions=None, cache=None) -> logits`` that can generate."""
+    """``model(ids (B, N), mask=None) -> logits (B, N, vocab_size)``."""
 
-    @torch.no_grad()
-    def generate(
+    Config: ClassVar[type[BlockConfig]] = DecoderConfig
+    config: DecoderConfig
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.token = nn.Embedding(c.vocab_size, c.dim)
+        self.blocks = TransformerStack(c)
+        self.positions = Positions(c.positions, c.max_tokens, c.dim, self.blocks.head_dim, c.rope)
+        self.dropout = nn.Dropout(c.embedding_dropout)
+        self.norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.norm == "pre" else nn.Identity()
+        self.head = None if c.tied else nn.Linear(c.dim, c.vocab_size, bias=False)
+        init_weights(self, c.init, scale_residual=c.init == "normal")
+
+    def encode(
         self,
         ids: Tensor,
-        max_new_tokens: int,
-        cache: bool = True,
-        *,
         mask: Tensor | None = None,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        stop: int | None = None,
-        generator: torch.Generator | None = None,
+        *,
+        positions: Tensor | None = None,
+        cache: Sequence[LayerCache] | None = None,
     ) -> Tensor:
+        """Hidden states (B, N, d) after the final norm."""
+        past = 0 if cache is None else cache[0].length
+        check_ids(ids, mask, past, self.positions.limit)
+        if positions is None:
+            positions = torch.arange(past, past + ids.shape[1], device=ids.device)
+        x, rope = self.positions(self.token(ids), positions)
+        return self.norm(self.blocks(self.dropout(x), mask, rope=rope, cache=cache))
+
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        cache: Sequence[LayerCache] | None = None,
+    ) -> Tensor:
+        """Logits of the next token.
+
+        mask       (B, N), True = a real token.
+        positions  (N,) or (B, N); 0, 1, 2, ... unless given, padding counted, as transformers does.
+        cache      one ``LayerCache`` a layer; ids are then the tokens after the cached ones, and mask covers all.
+        """
+        x = self.encode(ids, mask, positions=positions, cache=cache)
+        return F.linear(x, self.token.weight) if self.head is None else self.head(x)
+
+    def generate(self, ids: Tensor, max_new_tokens: int, cache: bool = True, **options: Any) -> Tensor:
         """Continue ids (B, N) by up to ``max_new_tokens``; returns (B, N + new).
 
-        temperature  0 takes the likeliest token; above 0 samples, from the ``top_k`` likeliest and from the
-                     smallest set with probability ``top_p`` where given.
+        cache        remember keys and values instead of computing them again; the result is the same.
+        temperature  0, the default, takes the likeliest token; above 0 samples, from the ``top_k`` likeliest and
+                     from the smallest set with probability ``top_p`` where given, by ``generator`` if given.
         mask         True = a real token; prompts of different lengths are padded on the left.
         stop         a token id after which a sequence is filled with that id.
-        cache        remember keys and values instead of computing them again; the result is the same.
         """
-        if max_new_tokens < 1:
-            raise LeadlineError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
-        if temperature < 0:
-            raise LeadlineError(f"temperature is {temperature}; it must be 0 (greedy) or more")
-        if mask is not None and not mask[:, -1].all():
-            raise LeadlineError("mask ends with padding; pad prompts on the left to continue them")
-        was_training = self.training
-        self.eval()
-        try:
-            layers = [LayerCache(ids.shape[1] + max_new_tokens) for _ in range(self.config.depth)] if cache else None
-            fresh, finished = ids, torch.zeros(len(ids), 1, dtype=torch.bool, device=ids.device)
-            for _ in range(max_new_tokens):
-                positions = None
-                if mask is not None:
-                    positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, -fresh.shape[1] :]
-                logits = self(fresh, mask, positions=positions, cache=layers)[:, -1]
-                new = _choose(logits, temperature, top_k, top_p, generator)  # (B, 1)
-                if stop is not None:
-                    new = new.masked_fill(finished, stop)
-                    finished = finished | (new == stop)
-                ids = torch.cat((ids, new), dim=1)
-                if mask is not None:
-                    mask = torch.cat((mask, torch.ones_like(mask[:, :1])), dim=1)
-                if stop is not None and finished.all():
-                    break
-                fresh = new if cache else ids
-            return ids
-        finally:
-            self.train(was_training)
-
-
-def _choose(
-    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
-) -> Tensor:
-    """The next token (B, 1) from logits (B, V)."""
-    if temperature == 0:
-        return logits.argmax(-1, keepdim=True)
-    logits = logits.float() / temperature
-    if top_k is not None:
-        least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
-    if top_p is not None:
-        ordered, order = logits.softmax(-1).sort(descending=True)
-        before = ordered.cumsum(-1) - ordered  # probability of the likelier tokens
-        logits = logits.masked_fill((before >= top_p).gather(-1, order.argsort(-1)), -torch.inf)
-    return torch.multinomial(logits.softmax(-1), 1, generator=generator)
+        return generate(self, ids, max_new_tokens, cache, **options)

@@ -9,9 +9,10 @@ from leadline.errors import LeadlineError, unknown_name
 from leadline.models.base import Model
 from leadline.models.bert import Bert
 from leadline.models.gpt2 import GPT2
+from leadline.models.llama import Llama
 from leadline.models.vit import ViT
 
-FAMILIES: dict[str, type[Model]] = {family.family: family for family in (ViT, GPT2, Bert)}
+FAMILIES: dict[str, type[Model]] = {family.family: family for family in (ViT, GPT2, Llama, Bert)}
 
 _NO_MORE_THAN_ATTENTION = {"norm": "none", "ffn": 0, "skip": False}
 
@@ -24,6 +25,38 @@ MODELS: dict[str, tuple[type[Model], dict[str, Any], str]] = {
     "gpt2_small": (GPT2, {"dim": 768, "heads": 12}, "GPT-2 decoder, 124 M parameters"),
     "gpt2_medium": (GPT2, {"dim": 1024, "heads": 16, "depth": 24}, "GPT-2 decoder, 355 M parameters"),
     "bert_base": (Bert, {"dim": 768, "heads": 12}, "BERT encoder, 109 M parameters"),
+    "albert_base": (
+        Bert,
+        {
+            "dim": 768,
+            "heads": 12,
+            "vocab_size": 30000,
+            "embedding_dim": 128,
+            "shared_layers": True,
+            "mlp": "gelu_tanh",
+        },
+        "ALBERT encoder: one block, 12 times, 11 M parameters",
+    ),
+    "deit_tiny": (
+        ViT,
+        {"dim": 192, "heads": 3, "distillation": "head"},
+        "DeiT with its second token, 5.9 M parameters",
+    ),
+    "deit_small": (
+        ViT,
+        {"dim": 384, "heads": 6, "distillation": "head"},
+        "DeiT with its second token, 22 M parameters",
+    ),
+    "deit_base": (
+        ViT,
+        {"dim": 768, "heads": 12, "distillation": "head"},
+        "DeiT with its second token, 87 M parameters",
+    ),
+    "llama": (
+        Llama,
+        {"dim": 768, "heads": 12, "kv_heads": 4, "ffn": 2048},
+        "LLaMA-style decoder, 125 M parameters",
+    ),
     "attention_only": (
         ViT,
         {"dim": 192, "heads": 3, "init": "xavier_fused", **_NO_MORE_THAN_ATTENTION},

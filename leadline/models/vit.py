@@ -1,4 +1,7 @@
-"""Vision Transformer (Dosovitskiy et al., 2021), also without norm, MLP and skips: an attention-only net."""
+"""Vision Transformer (Dosovitskiy et al., 2021).
+
+DeiT (Touvron et al., 2021) is one of its forms, and so is a net of attention alone, without norm, MLP and skips.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ class ViTConfig(BlockConfig):
     num_classes: int = 1000  # 0: no head, the model returns the pooled features
     pool: str = "cls"  # "cls", "mean" or "max"
     class_token: bool | None = None  # None: with pool "cls" only
+    distillation: str = "none"  # DeiT's second token: "token", or "head" for a head of its own too
     norm_after_pool: bool = False  # the final norm on the pooled features, as timm does for mean pooling
     positions: str = "learned"  # "learned", "sinusoidal", "rotary" (along the sequence of patches) or "none"
     embedding_dropout: float = 0.0
@@ -37,6 +41,9 @@ class ViTConfig(BlockConfig):
             raise LeadlineError(
                 f"image_size is {self.image_size} and patch_size {self.patch_size}; patch_size must divide image_size"
             )
+        check_choice("distillation", self.distillation, ("none", "token", "head"))
+        if self.distillation != "none" and self.pool != "cls":
+            raise LeadlineError(f"distillation is {self.distillation!r} and pool {self.pool!r}; it needs pool 'cls'")
         if self.pool == "cls" and self.class_token is False:
             raise LeadlineError("pool is 'cls' and class_token False; choose pool 'mean' or 'max'")
         if self.pool == "mean" and self.de_escalation == 1 and self.de_escalation_at == "block-end":
@@ -47,8 +54,9 @@ class ViTConfig(BlockConfig):
 
     @property
     def prefix(self) -> int:
-        """Tokens in front of the patches: the class token, or none."""
-        return int(self.pool == "cls" if self.class_token is None else self.class_token)
+        """Tokens in front of the patches: the class token, if any, and the distillation token, if any."""
+        has_class_token = self.pool == "cls" if self.class_token is None else self.class_token
+        return int(has_class_token) + int(self.distillation != "none")
 
     @property
     def tokens(self) -> int:
@@ -67,15 +75,20 @@ class ViT(Model):
         c = config
         self.patch = nn.Conv2d(c.channels, c.dim, kernel_size=c.patch_size, stride=c.patch_size)
         self.class_token = nn.Parameter(torch.zeros(1, 1, c.dim)) if c.prefix else None
+        distilled = c.distillation != "none"
+        self.distillation_token = nn.Parameter(torch.zeros(1, 1, c.dim)) if distilled else None
         self.blocks = TransformerStack(c)
         self.positions = Positions(c.positions, c.tokens, c.dim, self.blocks.head_dim)
         self.dropout = nn.Dropout(c.embedding_dropout)
         # post-norm blocks end with a norm of their own
         self.norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.norm == "pre" else nn.Identity()
         self.head = nn.Linear(c.dim, c.num_classes) if c.num_classes else nn.Identity()
+        with_head = c.distillation == "head" and c.num_classes
+        self.distillation_head = nn.Linear(c.dim, c.num_classes) if with_head else None
         init_weights(self, c.init)
-        if self.class_token is not None:
-            nn.init.normal_(self.class_token, std=0.02)
+        for token in (self.class_token, self.distillation_token):
+            if token is not None:
+                nn.init.normal_(token, std=0.02)
 
     def embed(self, pixels: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """(B, channels, size, size) -> what enters the first block: tokens (B, N, d) and rotary angles."""
@@ -86,8 +99,8 @@ class ViT(Model):
                 f"this model takes (batch, {c.channels}, {c.image_size}, {c.image_size})"
             )
         x = self.patch(pixels).flatten(2).transpose(1, 2)
-        if self.class_token is not None:
-            x = torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1)
+        prefix = [token for token in (self.class_token, self.distillation_token) if token is not None]
+        x = torch.cat((*(token.expand(len(x), -1, -1) for token in prefix), x), dim=1)
         x, rope = self.positions(x, torch.arange(c.tokens, device=x.device))
         return self.dropout(x), rope
 
@@ -99,6 +112,8 @@ class ViT(Model):
 
     def forward(self, pixels: Tensor) -> Tensor:
         x = self.encode(pixels)
+        if self.distillation_head is not None:
+            return (self.head(x[:, 0]) + self.distillation_head(x[:, 1])) / 2
         if self.config.pool == "cls":
             x = x[:, 0]
         else:

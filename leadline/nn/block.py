@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -22,6 +23,7 @@ class BlockConfig:
     """Everything a stack of blocks can be. ``create_model`` takes each of these as an override."""
 
     depth: int = 12
+    shared_layers: bool = False  # one block, applied depth times (ALBERT)
     dim: int = 192
     heads: int = 3
     kv_heads: int | None = None  # None: as many as heads
@@ -68,6 +70,8 @@ class BlockConfig:
                     raise LeadlineError(f"{name} is {getattr(self, name)!r}; give attention='hopfield' with it")
             if self.scheme != "forward-backward":
                 raise LeadlineError(f"scheme is {self.scheme!r}; give attention='hopfield' with it")
+        if self.shared_layers and self.drop_path:
+            raise LeadlineError(f"drop_path is {self.drop_path}; shared layers are one block, set it to 0")
         if self.ffn == 0 and self.de_escalation and self.de_escalation_at == "ffn-input":
             raise LeadlineError("de_escalation_at is 'ffn-input' and ffn 0; there is no MLP to put it before")
 
@@ -158,7 +162,7 @@ class TransformerBlock(nn.Module):
 
 
 class TransformerStack(nn.ModuleList):
-    """``depth`` blocks, the state handed from one to the next; iterate over it for the blocks.
+    """``depth`` blocks, the state handed from one to the next; ``layers()`` goes through them.
 
     ``activation_checkpointing`` recomputes each block in the backward pass. State is an argument and a
     result of every block, so the gradients are exactly those of the plain run.
@@ -168,8 +172,15 @@ class TransformerStack(nn.ModuleList):
 
     def __init__(self, config: BlockConfig) -> None:
         last = max(config.depth - 1, 1)
-        super().__init__(TransformerBlock(config, config.drop_path * i / last) for i in range(config.depth))
+        blocks = 1 if config.shared_layers else config.depth
+        super().__init__(TransformerBlock(config, config.drop_path * i / last) for i in range(blocks))
+        self.depth = config.depth
         self.head_dim = config.dim // config.heads if config.head_dim is None else config.head_dim
+
+    def layers(self) -> Iterator[TransformerBlock]:
+        """The block of every layer in turn: ``depth`` of them, all the same one when they are shared."""
+        for i in range(self.depth):
+            yield cast(TransformerBlock, self[i % len(self)])
 
     def forward(
         self,
@@ -181,7 +192,7 @@ class TransformerStack(nn.ModuleList):
     ) -> Tensor:
         """x (B, N, d) -> (B, N, d)."""
         state: tuple[Tensor, ...] | None = None
-        for i, block in enumerate(self):
+        for i, block in enumerate(self.layers()):
             layer_cache = None if cache is None else cache[i]
             if self.activation_checkpointing and self.training:
                 x, state = checkpoint(block, x, state, mask, rope=rope, cache=layer_cache, use_reentrant=False)

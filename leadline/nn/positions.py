@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor, nn
 
 from leadline.errors import check_choice
-from leadline.ops import rotary_table, sinusoid
+from leadline.ops import rotary_frequencies, rotary_table, sinusoid
 
 KINDS = ("learned", "sinusoidal", "rotary", "none")
 
@@ -13,10 +16,14 @@ KINDS = ("learned", "sinusoidal", "rotary", "none")
 class Positions(nn.Module):
     """``x, rope = positions(x, at)`` for x (B, N, d) at the positions ``at``, (N,) or (B, N)."""
 
-    def __init__(self, kind: str, max_tokens: int, dim: int, head_dim: int) -> None:
+    def __init__(
+        self, kind: str, max_tokens: int, dim: int, head_dim: int, rope: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__()
         check_choice("positions", kind, KINDS)
-        self.kind, self.head_dim = kind, head_dim
+        self.kind, self.head_dim, self.rope = kind, head_dim, dict(rope or {})
+        if kind == "rotary":
+            rotary_frequencies(head_dim, self.rope)  # bad settings fail here, not in the first forward pass
         self.limit = max_tokens if kind == "learned" else None  # the others go on without end
         self.table = nn.Embedding(max_tokens, dim) if kind == "learned" else None
 
@@ -25,7 +32,7 @@ class Positions(nn.Module):
             return x + self.table(at), None
         if self.kind == "sinusoidal":
             return x + sinusoid(at, x.shape[-1]).to(x.dtype), None
-        return x, rotary_table(at, self.head_dim) if self.kind == "rotary" else None
+        return x, rotary_table(at, self.head_dim, self.rope) if self.kind == "rotary" else None
 
     def extra_repr(self) -> str:
         return self.kind

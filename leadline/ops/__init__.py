@@ -2,12 +2,13 @@
 
 from leadline.ops.formulas import FORMULAS, attention_weights
 from leadline.ops.hopfield import hopfield_attention, standard_attention
-from leadline.ops.positions import rotary_table, rotate, sinusoid
+from leadline.ops.positions import rotary_frequencies, rotary_table, rotate, sinusoid
 
 __all__ = [
     "FORMULAS",
     "attention_weights",
     "hopfield_attention",
+    "rotary_frequencies",
     "rotary_table",
     "rotate",
     "sinusoid",

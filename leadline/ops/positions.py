@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from leadline.errors import LeadlineError
+from leadline.errors import LeadlineError, check_choice, unknown_name
 
 
 def sinusoid(positions: Tensor, dim: int, base: float = 10_000.0) -> Tensor:
     """positions (..., N) -> (..., N, dim): sines in the even channels, cosines in the odd ones."""
-    angles = _angles(positions, dim, base)
+    angles = positions[..., None].double() * _frequencies(dim, base).to(positions.device)
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
 
 
-def rotary_table(positions: Tensor, width: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
-    """cos and sin of the rotary angles, (..., 1, N, width/2) for positions (..., N); the 1 is the heads."""
-    angles = _angles(positions, width, base).unsqueeze(-3)
+def rotary_table(positions: Tensor, width: int, settings: Mapping[str, Any] | None = None) -> tuple[Tensor, Tensor]:
+    """cos and sin of the rotary angles, (..., 1, N, width/2) for positions (..., N); the 1 is the heads.
+
+    Computed in float64: at long positions float32 loses digits.
+    """
+    frequencies = rotary_frequencies(width, settings or {}).to(positions.device)
+    angles = (positions[..., None].double() * frequencies).unsqueeze(-3)
     return angles.cos(), angles.sin()
 
 
@@ -27,9 +35,43 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def _angles(positions: Tensor, width: int, base: float) -> Tensor:
-    """position * base^(-2i/width) for i < width/2, in float64: float32 loses digits at long positions."""
+def rotary_frequencies(width: int, settings: Mapping[str, Any]) -> Tensor:
+    """Angle per position for each pair of channels, (width/2,), from settings as transformers 5 stores them.
+
+    rope_theta  the base, 10000 unless given; the angles are rope_theta^(-2i/width)
+    rope_type   "default"; "linear", all of them divided by ``factor``; or "llama3", where those that turn less than
+                ``low_freq_factor`` times within ``original_max_position_embeddings`` tokens are divided by
+                ``factor``, those that turn more than ``high_freq_factor`` times are kept, and the rest lie between
+    """
+    kind = settings.get("rope_type", "default")
+    check_choice("rope_type", kind, _ROPE_SETTINGS)
+    for name in settings:
+        if name not in ("rope_type", "rope_theta", *_ROPE_SETTINGS[kind]):
+            raise unknown_name(f"setting of {kind} rotary positions", name, ("rope_theta", *_ROPE_SETTINGS[kind]))
+    for name in _ROPE_SETTINGS[kind]:
+        if name not in settings:
+            raise LeadlineError(f"rotary positions of type {kind!r} lack {name}; give it in rope")
+    frequencies = _frequencies(width, settings.get("rope_theta", 10_000.0))
+    if kind == "default":
+        return frequencies
+    slow = frequencies / settings["factor"]
+    if kind == "linear":
+        return slow
+    turns = settings["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    low, high = settings["low_freq_factor"], settings["high_freq_factor"]
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return share * frequencies + (1 - share) * slow
+
+
+_ROPE_SETTINGS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+
+
+def _frequencies(width: int, base: float) -> Tensor:
+    """base^(-2i/width) for i < width/2."""
     if width % 2:
         raise LeadlineError(f"the width is {width}; sinusoidal and rotary positions need an even one")
-    frequency = base ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width)
-    return positions[..., None].double() * frequency
+    return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)

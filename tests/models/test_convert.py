@@ -184,3 +184,156 @@ def test_a_mismatch_is_one_clear_line(model, overrides, part):
         ll.convert(model(), **overrides)
     assert part in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@settings(max_examples=15)
+@given(
+    st.sampled_from([(8, 1, 1, 8), (12, 3, 1, 4), (24, 4, 2, 8)]),
+    st.integers(1, 3),
+    dtypes,
+    paddings,
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(
+        [
+            {"rope_type": "default", "rope_theta": 500.0},
+            {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+            {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        ]
+    ),
+)
+def test_llama(width, depth, dtype, padding, tied, bias, rope):
+    dim, heads, kv_heads, head_dim = width
+    config = transformers.LlamaConfig(
+        num_hidden_layers=depth, hidden_size=dim, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        head_dim=head_dim, intermediate_size=dim + 5, vocab_size=31, max_position_embeddings=128,
+        attention_bias=bias, mlp_bias=bias, tie_word_embeddings=tied, rope_parameters=dict(rope),
+    )  # fmt: skip
+    theirs = liven(transformers.LlamaForCausalLM(config).to(dtype))
+    ours = ll.convert(theirs)
+    ids, mask = torch.randint(31, (3, 7)), padded_mask(padding)
+    want = theirs(ids, attention_mask=mask.long(), output_hidden_states=True)
+    logits, states = hidden_states(ours, ids, mask)
+    states[-1] = ours.norm(states[-1])
+    # transformers computes its RMSNorm and its rotary angles in float32, whatever the model's dtype
+    tolerance = {torch.float32: 1e-4, torch.float64: 1e-6}[dtype]
+    assert (logits - want.logits)[mask].abs().max() <= tolerance
+    for ours_state, their_state in zip(states, want.hidden_states[1:], strict=True):
+        assert (ours_state - their_state)[mask].abs().max() <= tolerance
+    bare = ll.convert(theirs.model)
+    assert (bare.encode(ids, mask) - want.hidden_states[-1])[mask].abs().max() <= tolerance
+
+
+def test_llama_generates_as_transformers_does():
+    config = transformers.LlamaConfig(
+        num_hidden_layers=2, hidden_size=16, num_attention_heads=4, num_key_value_heads=2, intermediate_size=20,
+        vocab_size=31, bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    theirs = liven(transformers.LlamaForCausalLM(config))
+    ids, mask = torch.randint(31, (3, 7)), padded_mask("left")
+    want = theirs.generate(ids, attention_mask=mask.long(), max_new_tokens=12, do_sample=False)
+    assert torch.equal(ll.convert(theirs).generate(ids, 12, mask=mask), want)
+
+
+@settings(max_examples=12)
+@given(widths, st.integers(1, 4), dtypes, paddings, st.sampled_from(["gelu_new", "relu"]))
+def test_albert(width, depth, dtype, padding, activation):
+    dim, heads = width
+    config = transformers.AlbertConfig(
+        num_hidden_layers=depth, hidden_size=dim, num_attention_heads=heads, intermediate_size=dim + 5,
+        embedding_size=6, vocab_size=31, max_position_embeddings=9, hidden_act=activation,
+    )  # fmt: skip
+    theirs = liven(transformers.AlbertModel(config).to(dtype))
+    ids, mask, types = torch.randint(31, (3, 7)), padded_mask(padding), torch.randint(2, (3, 7))
+    want = theirs(ids, attention_mask=mask.long(), token_type_ids=types, output_hidden_states=True)
+    ours = ll.convert(theirs)
+    assert len(ours.blocks) == 1
+    last, states = hidden_states(ours, ids, mask, types=types)
+    compare([(last[mask], want.last_hidden_state[mask])], dtype)
+    compare([(a[mask], b[mask]) for a, b in zip(states, want.hidden_states[1:], strict=True)], dtype)
+
+
+@settings(max_examples=12)
+@given(
+    widths,
+    st.integers(1, 3),
+    dtypes,
+    st.sampled_from(["DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"]),
+)
+def test_deit(width, depth, dtype, kind):
+    dim, heads = width
+    config = transformers.DeiTConfig(
+        num_hidden_layers=depth, hidden_size=dim, num_attention_heads=heads, intermediate_size=dim + 5,
+        image_size=12, patch_size=4, num_labels=5,
+    )  # fmt: skip
+    theirs = liven(getattr(transformers, kind)(config).to(dtype))
+    pixels = torch.randn(2, 3, 12, 12, dtype=dtype)
+    want = theirs(pixels, output_hidden_states=True)
+    output, states = hidden_states(ll.convert(theirs), pixels)
+    compare([(output, want.last_hidden_state[:, 0] if kind == "DeiTModel" else want.logits)], dtype)
+    compare(zip(states, want.hidden_states[1:], strict=True), dtype)
+
+
+@settings(max_examples=8)
+@given(widths, st.integers(1, 3), dtypes)
+def test_timm_deit(width, depth, dtype):
+    dim, heads = width
+    theirs = timm.models.deit.VisionTransformerDistilled(
+        img_size=12, patch_size=4, embed_dim=dim, depth=depth, num_heads=heads, num_classes=5, mlp_ratio=1.5
+    )
+    theirs = liven(theirs.to(dtype))
+    pixels = torch.randn(2, 3, 12, 12, dtype=dtype)
+    output, states = hidden_states(ll.convert(theirs), pixels)
+    want = theirs.forward_intermediates(pixels, output_fmt="NLC", intermediates_only=True)
+    compare([(output, theirs(pixels))], dtype)
+    compare([(a[:, 2:], b) for a, b in zip(states, want, strict=True)], dtype)
+
+
+@pytest.mark.parametrize("name", ["deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+def test_registered_timm_deits(name):
+    theirs = liven(timm.create_model(name))
+    pixels = torch.randn(1, 3, 224, 224)
+    assert (ll.convert(theirs)(pixels) - theirs(pixels)).abs().max() <= 1e-4
+
+
+def small_llama(**options):
+    config = {
+        "num_hidden_layers": 1,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "intermediate_size": 9,
+        "vocab_size": 11,
+    }
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**config, **options))
+
+
+@pytest.mark.parametrize(
+    ("model", "part"),
+    [
+        (lambda: small_llama(mlp_bias=True), "mlp_bias=True"),
+        (lambda: small_llama(hidden_act="gelu"), "hidden_act='gelu'"),
+        (
+            lambda: small_llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+            "unknown rope_type 'dynamic'",
+        ),
+        (
+            lambda: transformers.AlbertModel(
+                transformers.AlbertConfig(hidden_size=8, num_attention_heads=2, num_hidden_groups=2, vocab_size=11)
+            ),
+            "num_hidden_groups=2",
+        ),
+        (lambda: timm.create_model("deit3_small_patch16_224", depth=1), "no place for (blocks.0.ls1"),
+    ],
+)
+def test_an_unsupported_variant_is_one_clear_line(model, part):
+    with pytest.raises(ll.LeadlineError) as error:
+        ll.convert(model())
+    assert part in str(error.value)
+    assert "\n" not in str(error.value)

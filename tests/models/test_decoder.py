@@ -139,6 +139,15 @@ def test_generation_leaves_the_mode_as_it_was():
     assert model.training
 
 
+@pytest.mark.parametrize("scheme", ["forward-forward", "backward-backward"])
+def test_other_schemes_generate_without_a_cache_and_refuse_one(scheme):
+    model = build(attention="hopfield", alpha=0.9, scheme=scheme, solver_tolerance=1e-6)
+    ids, _ = prompts(False)
+    assert model.generate(ids, 2, cache=False).shape == (3, 8)
+    with pytest.raises(ll.LeadlineError, match="generate with cache=False"):
+        model.generate(ids, 2)
+
+
 def test_untied_head():
     model = build(tied=False)
     assert model.head.weight.shape == (29, 12)

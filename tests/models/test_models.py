@@ -13,6 +13,7 @@ SMALL = {
     "gpt2": {"depth": 2, "dim": 12, "heads": 3, "vocab_size": 29, "max_tokens": 16},
     "bert": {"depth": 2, "dim": 12, "heads": 3, "vocab_size": 29, "max_tokens": 16},
 }
+SMALL |= {"llama": {**SMALL["gpt2"], "kv_heads": 1, "ffn": 20}, "albert": SMALL["bert"]}
 PUBLISHED = {  # parameters, from the model cards of timm (ImageNet-1k head) and transformers
     "vit_tiny": 5_717_416,
     "vit_small": 22_050_664,
@@ -21,6 +22,10 @@ PUBLISHED = {  # parameters, from the model cards of timm (ImageNet-1k head) and
     "gpt2_small": 124_439_808,
     "gpt2_medium": 354_823_168,
     "bert_base": 109_482_240 - 768 * 769,  # without the pooler
+    "albert_base": 11_683_584 - 768 * 769,
+    "deit_tiny": 5_910_800,
+    "deit_small": 22_436_432,
+    "deit_base": 87_338_192,
 }
 
 
@@ -189,6 +194,28 @@ def spread(weight):
     return weight.detach().std().item()
 
 
+def test_shared_layers_are_one_block_many_times():
+    model = small("albert_base", depth=5, embedding_dim=7).eval()
+    assert len(model.blocks) == 1
+    assert len(list(model.blocks.layers())) == 5
+    ids = torch.randint(29, (2, 7))
+    x, _ = model.embed(ids)
+    state = None
+    for _ in range(5):
+        x, state = model.blocks[0](x, state)
+    assert torch.equal(model(ids), x)
+
+
+def test_rotary_settings_are_checked_when_the_model_is_built():
+    for rope, part in (
+        ({"rope_type": "linear"}, "lack factor"),
+        ({"rope_type": "yarn"}, "unknown rope_type 'yarn'"),
+        ({"theta": 5.0}, "unknown setting of default rotary positions 'theta'"),
+    ):
+        with pytest.raises(ll.LeadlineError, match=part):
+            small("llama", dim=24, rope=rope)
+
+
 def test_initialisations():
     dim = 96
     by_name = {}
@@ -211,7 +238,7 @@ def test_initialisations():
     ("call", "part"),
     [
         (lambda: ll.create_model("vit_tinny"), "did you mean 'vit_tiny'?"),
-        (lambda: ll.create_model("resnet50"), "unknown model 'resnet50'; allowed: attention_only,"),
+        (lambda: ll.create_model("resnet50"), "unknown model 'resnet50'; allowed: albert_base,"),
         (lambda: ll.create_model("gpt2_small", image_size=32), "unknown option of gpt2 models 'image_size'"),
         (lambda: ll.create_model("vit_tiny", de_escalaton=1.0), "did you mean 'de_escalation'?"),
         (lambda: ll.create_model("vit_tiny", heads=5), "heads must divide dim"),
@@ -221,6 +248,9 @@ def test_initialisations():
         (lambda: ll.create_model("vit_tiny", class_token=False), "choose pool 'mean' or 'max'"),
         (lambda: ll.create_model("vit_tiny", causal=True), "looks at all of the image"),
         (lambda: ll.create_model("bert_base", causal=True), "for a decoder see gpt2_small"),
+        (lambda: ll.create_model("deit_tiny", pool="max"), "it needs pool 'cls'"),
+        (lambda: ll.create_model("vit_tiny", distillation="both"), "unknown distillation 'both'"),
+        (lambda: ll.create_model("albert_base", drop_path=0.1), "shared layers are one block"),
         (lambda: ll.create_model("vit_tiny", init="kaiming"), "unknown init 'kaiming'"),
         (lambda: ll.create_model("vit_tiny", depth="12"), "has the wrong type"),
         (lambda: small("vit_tiny")(torch.randn(2, 1, 8, 8)), "this model takes (batch, 3, 8, 8)"),

@@ -24,10 +24,11 @@ SOURCES: dict[tuple[str, str], Any] = {
 def convert(model: nn.Module, **overrides: Any) -> Model:
     """Our model with a copy of the weights of ``model``, on its device, in its dtype and mode.
 
-    Takes transformers' GPT2Model, GPT2LMHeadModel, BertModel, ViTModel, ViTForImageClassification and
-    timm's VisionTransformer. ``overrides`` are options of ``create_model``, such as attention="hopfield".
-    Every weight must find its place by name and shape, but for the poolers of BertModel and ViTModel:
-    our encoder returns the last hidden state.
+    Takes transformers' GPT-2, LLaMA (bare or as language models), BertModel, AlbertModel, ViT, DeiT (bare or with
+    their heads) and timm's Vision Transformers and distilled DeiTs. ``overrides`` are options of ``create_model``,
+    such as attention="hopfield".
+    Every weight must find its place by name and shape, but for the poolers of the bare encoders:
+    ours return the last hidden state.
     """
     kind = type(model)
     reader = SOURCES.get((kind.__module__.partition(".")[0], kind.__name__))

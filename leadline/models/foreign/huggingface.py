@@ -74,25 +74,75 @@ def bert(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
         source.move_linear(f"{old}.intermediate.dense", f"{new}.mlp.fc1")
         source.move_linear(f"{old}.output.dense", f"{new}.mlp.fc2")
         source.move_linear(f"{old}.output.LayerNorm", f"{new}.norm2")
-    return "bert", {
+    return "bert", _encoder(c)
+
+
+def albert(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
+    c = model.config
+    source.require(num_hidden_groups=(c.num_hidden_groups, 1), inner_group_num=(c.inner_group_num, 1))
+    source.drop("pooler.")
+    source.move("embeddings.word_embeddings.weight", "token.weight")
+    source.move("embeddings.position_embeddings.weight", "positions.table.weight")
+    source.move("embeddings.token_type_embeddings.weight", "token_type.weight")
+    source.move_linear("embeddings.LayerNorm", "embedding_norm")
+    source.move_linear("encoder.embedding_hidden_mapping_in", "widen")
+    old, new = "encoder.albert_layer_groups.0.albert_layers.0", "blocks.0"
+    source.move_linear([f"{old}.attention.{part}" for part in ("query", "key", "value")], f"{new}.attention.qkv")
+    source.move_linear(f"{old}.attention.dense", f"{new}.attention.proj")
+    source.move_linear(f"{old}.attention.LayerNorm", f"{new}.norm1")
+    source.move_linear(f"{old}.ffn", f"{new}.mlp.fc1")
+    source.move_linear(f"{old}.ffn_output", f"{new}.mlp.fc2")
+    source.move_linear(f"{old}.full_layer_layer_norm", f"{new}.norm2")
+    return "bert", {**_encoder(c), "shared_layers": True, "embedding_dim": c.embedding_size}
+
+
+def llama(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
+    c = model.config
+    source.require(
+        hidden_act=(c.hidden_act, "silu"),
+        mlp_bias=(c.mlp_bias, c.attention_bias),
+        pretraining_tp=(c.pretraining_tp, 1),
+    )
+    with_head = "lm_head.weight" in source.left
+    base = "model." if with_head else ""
+    source.move(f"{base}embed_tokens.weight", "token.weight")
+    tied = not with_head or c.tie_word_embeddings
+    if with_head and tied:
+        source.drop("lm_head.")
+    elif with_head:
+        source.move("lm_head.weight", "head.weight")
+    for i in range(c.num_hidden_layers):
+        old, new, bias = f"{base}layers.{i}", f"blocks.{i}", c.attention_bias
+        source.move(f"{old}.input_layernorm.weight", f"{new}.norm1.weight")
+        source.move_linear([f"{old}.self_attn.{part}_proj" for part in "qkv"], f"{new}.attention.qkv", bias)
+        source.move_linear(f"{old}.self_attn.o_proj", f"{new}.attention.proj", bias)
+        source.move(f"{old}.post_attention_layernorm.weight", f"{new}.norm2.weight")
+        source.move_linear(f"{old}.mlp.gate_proj", f"{new}.mlp.gate", bias)
+        source.move_linear(f"{old}.mlp.up_proj", f"{new}.mlp.fc1", bias)
+        source.move_linear(f"{old}.mlp.down_proj", f"{new}.mlp.fc2", bias)
+    source.move(f"{base}norm.weight", "norm.weight")
+    return "llama", {
         "depth": c.num_hidden_layers,
         "dim": c.hidden_size,
         "heads": c.num_attention_heads,
+        "kv_heads": c.num_key_value_heads,
+        "head_dim": c.head_dim,
         "ffn": c.intermediate_size,
-        "mlp": _activation(c.hidden_act),
         "vocab_size": c.vocab_size,
         "max_tokens": c.max_position_embeddings,
-        "token_types": c.type_vocab_size,
-        "norm_eps": c.layer_norm_eps,
-        "dropout": c.hidden_dropout_prob,
-        "attention_dropout": c.attention_probs_dropout_prob,
-        "embedding_dropout": c.hidden_dropout_prob,
+        "rope": {name: value for name, value in c.rope_parameters.items() if value is not None},
+        "norm_eps": c.rms_norm_eps,
+        "qkv_bias": c.attention_bias,
+        "bias": c.attention_bias,
+        "attention_dropout": c.attention_dropout,
+        "tied": tied,
     }
 
 
 def vit(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
+    """ViT, and DeiT, which has a distillation token and perhaps a head for it."""
     c = model.config
-    base = "vit." if any(name.startswith("vit.") for name in source.left) else ""
+    base = next((f"{name}." for name in ("vit", "deit") if f"{name}.embeddings.cls_token" in source.left), "")
     source.drop(f"{base}pooler.")
     source.move(f"{base}embeddings.cls_token", "class_token")
     source.move(f"{base}embeddings.position_embeddings", "positions.table.weight", change=lambda table: table[0])
@@ -107,9 +157,16 @@ def vit(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
         source.move_linear(f"{old}.mlp.fc1", f"{new}.mlp.fc1")
         source.move_linear(f"{old}.mlp.fc2", f"{new}.mlp.fc2")
     source.move_linear(f"{base}layernorm", "norm")
-    with_head = "classifier.weight" in source.left
-    if with_head:
-        source.move_linear("classifier", "head")
+    distillation = "none"
+    if f"{base}embeddings.distillation_token" in source.left:
+        distillation = "token"
+        source.move(f"{base}embeddings.distillation_token", "distillation_token")
+    if "distillation_classifier.weight" in source.left:
+        distillation = "head"
+        source.move_linear("distillation_classifier", "distillation_head")
+    heads = [name for name in ("classifier", "cls_classifier") if f"{name}.weight" in source.left]
+    for name in heads:
+        source.move_linear(name, "head")
     return "vit", {
         "depth": c.num_hidden_layers,
         "dim": c.hidden_size,
@@ -119,7 +176,8 @@ def vit(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
         "image_size": c.image_size,
         "patch_size": c.patch_size,
         "channels": c.num_channels,
-        "num_classes": c.num_labels if with_head else 0,
+        "num_classes": c.num_labels if heads else 0,
+        "distillation": distillation,
         "qkv_bias": c.qkv_bias,
         "norm_eps": c.layer_norm_eps,
         "dropout": c.hidden_dropout_prob,
@@ -131,10 +189,34 @@ def vit(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
 READERS: dict[str, Reader] = {
     "GPT2Model": gpt2,
     "GPT2LMHeadModel": gpt2,
+    "LlamaModel": llama,
+    "LlamaForCausalLM": llama,
     "BertModel": bert,
+    "AlbertModel": albert,
     "ViTModel": vit,
     "ViTForImageClassification": vit,
+    "DeiTModel": vit,
+    "DeiTForImageClassification": vit,
+    "DeiTForImageClassificationWithTeacher": vit,
 }
+
+
+def _encoder(c: Any) -> dict[str, Any]:
+    """The options that BERT and ALBERT name alike."""
+    return {
+        "depth": c.num_hidden_layers,
+        "dim": c.hidden_size,
+        "heads": c.num_attention_heads,
+        "ffn": c.intermediate_size,
+        "mlp": _activation(c.hidden_act),
+        "vocab_size": c.vocab_size,
+        "max_tokens": c.max_position_embeddings,
+        "token_types": c.type_vocab_size,
+        "norm_eps": c.layer_norm_eps,
+        "dropout": c.hidden_dropout_prob,
+        "attention_dropout": c.attention_probs_dropout_prob,
+        "embedding_dropout": c.hidden_dropout_prob,
+    }
 
 
 def _activation(name: str) -> str:

@@ -31,6 +31,9 @@ def vision_transformer(model: Any, source: Source) -> tuple[str, dict[str, Any]]
     )
     if model.cls_token is not None:
         source.move("cls_token", "class_token")
+    distilled = type(model).__name__ == "VisionTransformerDistilled"
+    if distilled:
+        source.move("dist_token", "distillation_token")
     source.move("pos_embed", "positions.table.weight", change=lambda table: table[0])
     source.move_linear("patch_embed.proj", "patch")
     qkv_bias = block.attn.qkv.bias is not None
@@ -45,6 +48,8 @@ def vision_transformer(model: Any, source: Source) -> tuple[str, dict[str, Any]]
     source.move_linear("fc_norm" if after_pool else "norm", "norm")
     if model.num_classes:
         source.move_linear("head", "head")
+        if distilled:
+            source.move_linear("head_dist", "distillation_head")
     return "vit", {
         "depth": len(model.blocks),
         "dim": model.embed_dim,
@@ -57,6 +62,7 @@ def vision_transformer(model: Any, source: Source) -> tuple[str, dict[str, Any]]
         "num_classes": model.num_classes,
         "pool": _POOLS[model.global_pool],
         "class_token": model.has_class_token,
+        "distillation": "head" if distilled else "none",
         "norm_after_pool": after_pool,
         "qkv_bias": qkv_bias,
         "norm_eps": block.norm1.eps,
@@ -66,7 +72,7 @@ def vision_transformer(model: Any, source: Source) -> tuple[str, dict[str, Any]]
     }
 
 
-READERS = {"VisionTransformer": vision_transformer}
+READERS = {"VisionTransformer": vision_transformer, "VisionTransformerDistilled": vision_transformer}
 
 
 def _activation(act: nn.Module) -> str:
