@@ -56,9 +56,8 @@ def test_three_layers_by_hand(scheme, start):
     for n, (y, state) in enumerate(zip(outputs, states, strict=True)):
         S = scores(module, outputs[n - 1] if n else x)
         x_now = outputs[n - 1] if n else x
-        first = S if start == "scores" else (1 - b) * S
 
-        def blend(old, new, n=n, first=first):
+        def blend(old, new, n=n):
             if n == 0:
                 return new if start == "scores" else (1 - b) * new
             return b * old + (1 - b) * new
@@ -69,10 +68,8 @@ def test_three_layers_by_hand(scheme, start):
             h = used
         else:
             now = torch.zeros_like(S) if n == 0 else h
-            if hidden == "forward" or n == 0:
-                new = blend(now, S)
-            else:
-                new = h_before + 2 * (1 - b) * (S + sign[hidden] * now)
+            euler = hidden == "forward" or n == 0
+            new = blend(now, S) if euler else h_before + 2 * (1 - b) * (S + sign[hidden] * now)
             used = new if visible == "backward" else now
             h_before, h = now, new
         if visible in ("forward", "backward") or n == 0:

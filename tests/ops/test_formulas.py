@@ -116,5 +116,5 @@ def test_bad_input_is_one_clear_line(call, part):
 @pytest.mark.parametrize("formula", ["sinkhorn", "symmetric"])
 def test_scaling_that_does_not_settle_says_so(formula, monkeypatch):
     monkeypatch.setattr("leadline.ops.formulas._SINKHORN_STEPS", 2)
-    with pytest.raises(LeadlineError, match="Sinkhorn scaling is off by .* after 2 steps"):
+    with pytest.raises(LeadlineError, match=r"Sinkhorn scaling is off by .* after 2 steps"):
         ops.attention_weights(scores(symmetric=True), formula=formula)
