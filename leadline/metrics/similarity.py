@@ -96,7 +96,8 @@ def omega(X: Tensor, P: Tensor, mask: Tensor | None = None) -> Tensor:
     0 for a doubly stochastic P; NaN where X has no mean beyond rounding.
     """
     X, P = accumulate(X), attention_matrix(P, mask)
-    X = with_heads(X, P)
+    X = drop_rows(X, padded_rows(X, mask))
+    X = with_heads(X / _power_of_two(X.detach().abs().amax((-2, -1), keepdim=True)), P)
     x1, x2, _ = _energies(X, mask)
     mean, centred, count = split(X, mask)
     brought = torch.linalg.vector_norm((P @ centred).sum(-2, keepdim=True) / count, dim=(-2, -1))
