@@ -71,6 +71,7 @@ class HopfieldAttention(nn.Module):
         self.head_dim = dim // heads if head_dim is None else head_dim
         self.scheme, self.start, self.causal, self.dropout, self.formula = scheme, start, causal, dropout, formula
         self.tolerance, self.max_steps = tolerance, max_steps
+        self.backend = "auto"  # of ops.hopfield_attention
         self.alpha = Strength("alpha", alpha, learnable=learnable_alpha, heads=heads)
         self.alpha_prime = Strength("alpha_prime", alpha_prime, learnable=learnable_alpha_prime, heads=heads)
         self.qkv = nn.Linear(dim, (heads + 2 * kv_heads) * self.head_dim, bias=qkv_bias)
@@ -122,6 +123,7 @@ class HopfieldAttention(nn.Module):
                 mask=keys,
                 causal=self.causal,
                 dropout=dropout,
+                backend=self.backend,
             )
         return self.mix(x, self.proj(out.transpose(1, 2).flatten(2))), state
 

@@ -86,7 +86,20 @@ def expand_heads(x: Tensor, heads: int) -> Tensor:
 def check_inputs(
     q: Tensor, k: Tensor, v: Tensor, state: tuple[Tensor, ...] | None, alpha_prime: float | Tensor, start: str
 ) -> None:
+    check_start(start)
+    check_heads(q, k, v, alpha_prime)
+    expected = (*q.shape[:3], k.shape[2])
+    if state is not None and (len(state) != 1 or state[0].shape != expected):
+        given = [tuple(s.shape) for s in state]
+        raise LeadlineError(f"state has shapes {given}; these inputs carry one of shape {expected}")
+
+
+def check_start(start: str) -> None:
     check_choice("start", start, ("zero", "scores"))
+
+
+def check_heads(q: Tensor, k: Tensor, v: Tensor, alpha_prime: float | Tensor) -> None:
+    """q, k, v and alpha' must fit each other."""
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4:
         raise LeadlineError(f"{shapes}: each must be (batch, heads, tokens, width)")
@@ -95,14 +108,10 @@ def check_inputs(
         raise LeadlineError(
             f"{shapes}: batch and width must agree, v must have k's tokens, and k's heads must divide q's"
         )
-    N = k.shape[2]
-    if M == 0 or N == 0:
+    if M == 0 or k.shape[2] == 0:
         raise LeadlineError(f"{shapes}: there must be at least one query and one key")
     if isinstance(alpha_prime, Tensor):
         if alpha_prime.numel() not in (1, H):
             raise LeadlineError(f"alpha_prime has shape {tuple(alpha_prime.shape)}; it must be a number or ({H},)")
     elif not 0 <= alpha_prime < 1:
         raise LeadlineError(f"alpha_prime is {alpha_prime}; it must lie in [0, 1)")
-    if state is not None and (len(state) != 1 or state[0].shape != (B, H, M, N)):
-        given = [tuple(s.shape) for s in state]
-        raise LeadlineError(f"state has shapes {given}; these inputs carry one of shape {(B, H, M, N)}")

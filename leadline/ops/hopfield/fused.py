@@ -1,0 +1,229 @@
+"""The fused path on a GPU: what calls the kernels, what the state looks like, and what it does not support."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from leadline.ops.hopfield import fused_kernels as kernels
+from leadline.ops.hopfield.reference import check_heads, check_start
+
+TILE = 64
+WARPS, FORWARD_STAGES, COLUMN_STAGES, ROW_STAGES = 4, 3, 1, 3  # the best of a sweep on an H200, see docs/kernels.md
+
+
+def unsupported(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: tuple[Tensor, ...] | None,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+) -> str | None:
+    """Why these inputs cannot take the fused path, or None."""
+    B, _, N, D = q.shape
+    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32) or not q.dtype == k.dtype == v.dtype:
+        return f"the inputs are {q.dtype}, {k.dtype}, {v.dtype}; it takes one of float16, bfloat16, float32"
+    if D > 128 or v.shape[-1] != D:
+        return f"the head width is {D} (values {v.shape[-1]}); it takes up to 128, the same for values"
+    if bias is not None:
+        return "a bias is carried"
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (B, 1, 1, N)):
+        return f"the mask is {mask.dtype} {tuple(mask.shape)}; it takes key padding, boolean (B, 1, 1, N)"
+    if state is not None and (state[0].shape != state_shape(q, causal) or state[0].dtype != q.dtype):
+        return "the state comes from the reference path"
+    return None
+
+
+def state_shape(q: Tensor, causal: bool) -> tuple[int, int, int, int]:
+    """(batch x heads, tiles, T, T): the tiles of each head, the lower ones only when causal."""
+    side = math.ceil(q.shape[2] / TILE)
+    return q.shape[0] * q.shape[1], side * (side + 1) // 2 if causal else side * side, TILE, TILE
+
+
+def hopfield_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: tuple[Tensor, ...] | None = None,
+    *,
+    alpha_prime: float | Tensor = 0.5,
+    start: str = "zero",
+    mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    scale: float | None = None,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """See ``leadline.ops.hopfield_attention``; the state is opaque, see the head of ``fused_kernels``.
+
+    The state has the dtype of the inputs, but with bfloat16 it holds float16 numbers in a tensor that calls itself
+    bfloat16: scores need float16's digits, their gradients bfloat16's range, and autograd wants one dtype for both.
+    """
+    check_start(start)
+    check_heads(q, k, v, alpha_prime)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    learned = isinstance(alpha_prime, Tensor) and alpha_prime.requires_grad
+    strength = torch.as_tensor(alpha_prime, dtype=torch.float32, device=q.device).expand(q.shape[1]).contiguous()
+    seed = torch.randint(2**31, (1,), device=q.device) if dropout else None
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    before = None if state is None else state[0]
+    padding = None if mask is None else mask[:, 0, 0].contiguous()
+    out, new, _ = _forward(q, k, v, strength, before, padding, seed, start == "scores", causal, dropout, scale, learned)
+    return out, (new,)
+
+
+@torch.library.custom_op("leadline::hopfield_forward", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    strength: Tensor,
+    before: Tensor | None,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    whole: bool,
+    causal: bool,
+    dropout: float,
+    scale: float,
+    learned: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    B, H, N, _ = q.shape
+    out, state, lse = _outputs(q, causal)
+    grid = (math.ceil(N / TILE), B * H)
+    kernels.forward_kernel[grid](
+        q, k, v, strength, None if before is None else _bits(before), _bits(state), out, lse, mask, seed, scale,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
+        H, H // k.shape[1], N, state.shape[1],
+        FIRST=before is None, WHOLE=whole, CAUSAL=causal, MASKED=mask is not None, DROPOUT=dropout,
+        **_shape(q), num_warps=WARPS, num_stages=2 if q.dtype == torch.float32 else FORWARD_STAGES,
+    )  # fmt: skip
+    return out, state, lse
+
+
+@_forward.register_fake
+def _(q, k, v, strength, before, mask, seed, whole, causal, dropout, scale, learned):  # type: ignore[no-untyped-def]
+    return _outputs(q, causal)
+
+
+@torch.library.custom_op("leadline::hopfield_backward", mutates_args=())
+def _backward(
+    d_out: Tensor,
+    d_state: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    strength: Tensor,
+    before: Tensor | None,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    out: Tensor,
+    state: Tensor,
+    lse: Tensor,
+    whole: bool,
+    causal: bool,
+    dropout: float,
+    scale: float,
+    learned: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv, the gradient of the state before and that of alpha'."""
+    B, H, N, D = q.shape
+    first = before is None
+    scaled = not first and not learned  # G times alpha' is then what the layer before gets
+    dq, dk, dv, grad, d_strength = _gradients(q, state)
+    delta = torch.empty_like(lse)
+    side = math.ceil(N / TILE)
+    grid, shape = (side, B * H), _shape(q)
+    kernels.delta_kernel[grid](
+        out, d_out, delta, *out.stride()[:3], *d_out.stride()[:3], H, N, D, shape["BLOCK_D"], TILE, num_warps=4
+    )
+    partial = torch.empty(B, H, side, dtype=torch.float32, device=q.device) if learned else None
+    kernels.column_kernel[grid](
+        q, v, strength, _bits(state), None if before is None else _bits(before), d_state, d_out, lse, delta, mask,
+        grad, dk, dv, partial, seed, scale,
+        *q.stride()[:3], *v.stride()[:3], *d_out.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
+        H, H // k.shape[1], N, state.shape[1],
+        CARRIED=d_state is not None, FIRST=first, WHOLE=whole, LEARNED=learned, SCALED=scaled,
+        CAUSAL=causal, MASKED=mask is not None, DROPOUT=dropout,
+        **shape, num_warps=WARPS, num_stages=COLUMN_STAGES,
+    )  # fmt: skip
+    kernels.row_kernel[grid](
+        k, strength, grad, dq, scale, *k.stride()[:3], *dq.stride()[:3], H, H // k.shape[1], N, state.shape[1],
+        FIRST=first, WHOLE=whole, SCALED=scaled, CAUSAL=causal, **shape, num_warps=WARPS, num_stages=ROW_STAGES,
+    )  # fmt: skip
+    if learned:
+        assert partial is not None
+        # h_before - S = (h_before - h) / (1 - alpha'); with h = S at the start nothing depends on alpha'
+        d_strength = partial.sum((0, 2)) / (1 - strength)
+        d_strength = torch.zeros_like(d_strength) if first and whole else d_strength
+        grad = grad * strength.repeat(B).view(-1, 1, 1, 1).to(grad.dtype)
+    groups = k.shape[1]
+    if groups != H:
+        dk, dv = (
+            x.transpose(1, 2).unflatten(2, (groups, -1)).float().sum(3).to(x.dtype).transpose(1, 2) for x in (dk, dv)
+        )
+    return dq, dk, dv, grad, d_strength
+
+
+@_backward.register_fake
+def _(d_out, d_state, q, k, v, strength, before, mask, seed, out, state, lse, *options):  # type: ignore[no-untyped-def]
+    dq, dk, dv, grad, d_strength = _gradients(q, state)
+    if k.shape != q.shape:
+        dk, dv = (q.new_empty(B, N, k.shape[1], D).transpose(1, 2) for B, _, N, D in (q.shape, q.shape))
+    return dq, dk, dv, grad, d_strength
+
+
+def _remember(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    q, k, v, strength, before, mask, seed, *options = inputs
+    out, state, lse = output
+    ctx.save_for_backward(q, k, v, strength, before, mask, seed, out, state, lse)
+    ctx.options = options
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx, d_out, d_state, _):  # type: ignore[no-untyped-def]
+    q, k, v, strength, before, mask, seed, out, state, lse = ctx.saved_tensors
+    d_out = torch.zeros_like(out) if d_out is None else d_out
+    d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
+    dq, dk, dv, d_before, d_strength = _backward(
+        d_out, d_state, q, k, v, strength, before, mask, seed, out, state, lse, *ctx.options
+    )
+    learned = ctx.options[-1]
+    return (
+        dq, dk, dv, d_strength if learned else None, None if before is None else d_before, None, None,
+        *(None for _ in ctx.options),
+    )  # fmt: skip
+
+
+_forward.register_autograd(_differentiate, setup_context=_remember)
+
+
+def _outputs(q: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    B, H, N, D = q.shape
+    out = q.new_empty(B, N, H, D).transpose(1, 2)  # laid out for the projection that follows
+    state = q.new_empty(state_shape(q, causal))
+    return out, state, q.new_empty(B, H, N, dtype=torch.float32)
+
+
+def _gradients(q: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    B, H, N, D = q.shape
+    dq, dk, dv = (q.new_empty(B, N, H, D).transpose(1, 2) for _ in range(3))
+    return dq, dk, dv, torch.empty_like(state), q.new_empty(H, dtype=torch.float32)
+
+
+def _bits(state: Tensor) -> Tensor:
+    return state.view(torch.float16) if state.dtype == torch.bfloat16 else state
+
+
+def _shape(q: Tensor) -> dict[str, object]:
+    D = q.shape[-1]
+    block = max(16, 1 << (D - 1).bit_length())
+    return {
+        "D": D,
+        "BLOCK_D": block,
+        "T": TILE,
+        "EXACT": q.shape[2] % TILE == 0 and block == D,
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+    }
