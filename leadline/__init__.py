@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_MODULES = ("data", "metrics", "models", "nn", "ops", "report", "theory")
+_MODULES = ("data", "metrics", "models", "nn", "ops", "probing", "report", "surgery", "theory")
 _FUNCTIONS = {
     "create_model": "leadline.models",
     "list_models": "leadline.models",
     "load": "leadline.models",
     "convert": "leadline.models",
+    "probe": "leadline.probing",
+    "cure": "leadline.surgery",
+    "uncure": "leadline.surgery",
     "LeadlineError": "leadline.errors",
 }
 
@@ -24,6 +27,7 @@ __all__ = [
     "__version__",
     "convert",
     "create_model",
+    "cure",
     "data",
     "list_models",
     "load",
@@ -31,14 +35,20 @@ __all__ = [
     "models",
     "nn",
     "ops",
+    "probe",
+    "probing",
     "report",
+    "surgery",
     "theory",
+    "uncure",
 ]
 
 if TYPE_CHECKING:
-    from leadline import data, metrics, models, nn, ops, report, theory
+    from leadline import data, metrics, models, nn, ops, probing, report, surgery, theory
     from leadline.errors import LeadlineError
     from leadline.models import convert, create_model, list_models, load
+    from leadline.probing import probe
+    from leadline.surgery import cure, uncure
 
 
 def __getattr__(name: str) -> Any:

@@ -80,3 +80,61 @@ def demo(
     from leadline.demo import run
 
     run(out, seed=seed, as_json=as_json)
+
+
+@app.command(
+    epilog="Examples: leadline probe bert --depth 100 --out depth.html | leadline probe gpt2 --pretrained ./folder | "
+    "leadline probe timm:vit_base_patch16_224 | leadline probe my_model.py:make_model"
+)
+def probe(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A model type of transformers, timm:NAME, file.py:FUNCTION, or one of `leadline models`."),
+    ] = None,
+    depth: Annotated[int | None, typer.Option(help="Number of layers instead of the usual one.")] = None,
+    pretrained: Annotated[Path | None, typer.Option(help="A folder with the weights of a checkpoint.")] = None,
+    out: Annotated[
+        list[Path] | None, typer.Option(help="Save the report: .html, .json, .png, .svg or .pdf; may be repeated.")
+    ] = None,
+    trials: Annotated[bool, typer.Option(help="Where something collapses, try the cures and measure them.")] = True,
+    heatmaps: Annotated[bool, typer.Option(help="Keep attention heat maps of three layers for the page.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure where the tokens of a model grow alike, layer by layer, and what would help."""
+    from leadline.probing import open_model
+    from leadline.probing import probe as run_probe
+
+    console = Console(stderr=True)
+    with console.status("building the model"):
+        built, inputs = open_model(model, depth=depth, pretrained=pretrained)
+    with console.status("measuring"):
+        report = run_probe(built, inputs, trials=trials, heatmaps=heatmaps)
+    for path in out or []:
+        report.save(path)
+    if as_json:
+        print(report.to_json())
+        return
+    Console().print(report.table())
+    Console().print(f"\n{escape(report.verdict.text)}", highlight=False)
+    for path in out or []:
+        console.print(f"saved {path}")
+
+
+@app.command(epilog="Example: leadline cure ./checkpoint --alpha .5 --out ./cured")
+def cure(
+    folder: Annotated[Path, typer.Argument(help="A checkpoint of transformers, or one that model.save wrote.")],
+    out: Annotated[Path, typer.Option(help="Folder for the cured model: a new or an empty one.")],
+    alpha: Annotated[float | None, typer.Option(help="Weight of the layer's input, in [0, 1).")] = None,
+    alpha_prime: Annotated[float | None, typer.Option(help="Weight of the carried scores, in [0, 1).")] = None,
+    de_escalation: Annotated[float | None, typer.Option(help="tau, the part of the token mean to take out.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Put a cure into a checkpoint and save it. Probe first: where nothing collapses a cure costs quality."""
+    from leadline.surgery import cure_folder
+
+    with Console(stderr=True).status("curing"):
+        saved = cure_folder(folder, out, alpha=alpha, alpha_prime=alpha_prime, de_escalation=de_escalation)
+    if as_json:
+        print(json.dumps({"folder": str(saved)}))
+    else:
+        print(f"saved {saved}; load it with leadline.load({str(saved)!r})")

@@ -109,3 +109,33 @@ def test_the_conclusion_follows_from_the_numbers():
     assert "Neither" in conclude(90, 80, 90, 80)
     assert demo.first_above([0.1, 0.6, 0.4, 0.95], 0.5) == 1
     assert demo.first_above([0.1], 0.5) is None
+
+
+def test_cure_a_folder_and_load_it_again(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=11, bos_token_id=0, eos_token_id=0)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "plain")
+    done = leadline_command("cure", str(tmp_path / "plain"), "--alpha", ".5", "--out", str(tmp_path / "cured"), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"folder": str(tmp_path / "cured")}
+    model = leadline.load(tmp_path / "cured")
+    plain = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "plain").eval()
+    ids = torch.randint(11, (2, 5))
+    want = leadline.convert(plain, attention="hopfield", alpha=0.5, alpha_prime=0.0)(ids)
+    assert torch.allclose(model(ids).logits, want, atol=1e-4)
+    assert torch.equal(leadline.uncure(model)(ids).logits, plain(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["cure", "nowhere", "--alpha", ".5", "--out", "x"], "nowhere is not a folder"),
+        (["cure", ".", "--out", "x"], "no strength is given"),
+        (["cure", ".", "--alpha", "2", "--out", "x"], "alpha is 2.0; it must lie in [0, 1)"),
+    ],
+)
+def test_a_bad_cure_exits_2(words, part, tmp_path):
+    done = leadline_command(*words)
+    assert done.returncode == 2
+    assert part in done.stderr
+    assert "Traceback" not in done.stderr

@@ -9,17 +9,21 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from leadline.errors import LeadlineError, unknown_name
 from leadline.models.base import CONFIG_FILE, WEIGHTS_FILE, Model
 from leadline.models.registry import FAMILIES, make_config
 
 
-def load(folder: str | os.PathLike[str]) -> Model:
-    """The model saved in ``folder``, on the CPU, in evaluation mode."""
+def load(folder: str | os.PathLike[str]) -> nn.Module:
+    """The model saved in ``folder``, ours or a cured one of transformers, on the CPU, in evaluation mode."""
     source = Path(folder)
     description = _read_description(source)
+    if isinstance(description["leadline"], dict):  # a cured model of transformers; ours has its version there
+        from leadline.surgery import load_cured
+
+        return load_cured(source).eval()
     if description["family"] not in FAMILIES:
         raise unknown_name(f"model family in {source / CONFIG_FILE}", description["family"], FAMILIES)
     family = FAMILIES[description["family"]]
@@ -60,7 +64,8 @@ def _read_description(folder: Path) -> dict:
         description = json.loads(file.read_text())
     except ValueError as error:
         raise LeadlineError(f"{file} is not JSON ({error}); it is damaged, save the model again") from error
-    if not isinstance(description, dict) or not {"leadline", "family", "config"} <= description.keys():
+    cured = isinstance(description, dict) and isinstance(description.get("leadline"), dict)
+    if not cured and not (isinstance(description, dict) and {"leadline", "family", "config"} <= description.keys()):
         raise LeadlineError(
             f"{file} is not Leadline's; load the model with the library that wrote it and call leadline.convert"
         )

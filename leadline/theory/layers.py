@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -119,7 +118,7 @@ def attention_layers(model: nn.Module) -> list[AttentionLayer]:
                 raise LeadlineError(
                     f"{option} is {given!r}; the bounds hold for attention alone: give {option}={allowed!r}"
                 )
-        layers.append(_read(cast(HopfieldAttention, block.attention)))
+        layers.append(_read(block.attention))
     return layers
 
 

@@ -1,0 +1,171 @@
+"""Cured models on disk."""
+
+import json
+
+import cure_zoo as zoo
+import pytest
+import torch
+import transformers as T
+
+import leadline as ll
+from leadline.errors import LeadlineError
+from leadline.surgery import cure, cure_folder, is_cured_folder, load_cured, uncure
+
+ALL = {"alpha": 0.3, "alpha_prime": 0.6, "de_escalation": 0.7}
+MAKERS = (*zoo.TEXT_MODELS, zoo.mistral, zoo.vit, zoo.deit)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("make", MAKERS)
+def test_saved_and_loaded_bit_for_bit(make, attention, tmp_path):
+    for i, strengths in enumerate(
+        (ALL, {"alpha": 0.4}, {"de_escalation": 0.5, "de_escalation_at": "ffn-input", "layers": [1, 3]})
+    ):
+        model, inputs = make(attn_implementation=attention), zoo.inputs_for(make)
+        cure(model, **strengths).save_pretrained(tmp_path / str(i))
+        assert is_cured_folder(tmp_path / str(i))
+        loaded = load_cured(tmp_path / str(i))
+        assert type(loaded) is type(model)
+        assert not loaded.training
+        assert torch.equal(zoo.result(loaded, inputs), zoo.result(model, inputs))
+        assert torch.equal(zoo.result(uncure(loaded), inputs), zoo.result(uncure(model), inputs))
+
+
+def test_half_precision_and_shards(tmp_path):
+    model, inputs = cure(zoo.gpt2().bfloat16(), **ALL), zoo.inputs_for(zoo.gpt2)
+    model.save_pretrained(tmp_path, max_shard_size="5KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    loaded = load_cured(tmp_path)
+    assert loaded.dtype == torch.bfloat16
+    assert torch.equal(zoo.result(loaded, inputs), zoo.result(model, inputs))
+    assert load_cured(tmp_path, dtype=torch.float32).dtype == torch.float32
+
+
+@pytest.mark.parametrize("strengths", [ALL, {"alpha": 0.4}, {"de_escalation": 0.5}], ids=str)
+@pytest.mark.parametrize("make", MAKERS)
+def test_plain_transformers_stops(make, strengths, tmp_path):
+    model = cure(make(), **strengths)
+    model.save_pretrained(tmp_path)
+    for kind in (type(model), T.AutoModel):
+        for options in ({}, {"attn_implementation": "eager"}, {"attn_implementation": "sdpa"}):
+            with pytest.raises(ValueError, match=r"leadline\.load"):
+                kind.from_pretrained(tmp_path, **options)
+
+
+def test_the_attention_function_stops_it_too(tmp_path):
+    """The second barrier: without the first, the model needs a function that runs only with its state."""
+    model = cure(zoo.gpt2(), alpha_prime=0.5)
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    del config["fusion_config"]
+    file.write_text(json.dumps(config))
+    with pytest.raises(LeadlineError, match="no state reached it"):
+        T.GPT2LMHeadModel.from_pretrained(tmp_path)(torch.tensor([[3, 4, 5]]))
+
+
+def test_uncured_models_are_saved_plainly(tmp_path):
+    model, inputs = zoo.gpt2(), zoo.inputs_for(zoo.gpt2)
+    before = model.config.to_dict()
+    want = zoo.result(model, inputs)
+    cure(model, **ALL).save_pretrained(tmp_path / "cured")
+    uncure(model).save_pretrained(tmp_path / "plain")
+    assert not is_cured_folder(tmp_path / "plain")
+    saved = model.config.to_dict()
+    assert {name: saved[name] for name in before if name not in ("dtype", "architectures")} == {
+        name: value for name, value in before.items() if name not in ("dtype", "architectures")
+    }
+    assert torch.equal(zoo.result(T.GPT2LMHeadModel.from_pretrained(tmp_path / "plain"), inputs), want)
+    cure(model, alpha=0).save_pretrained(tmp_path / "zero")
+    assert torch.equal(zoo.result(T.GPT2LMHeadModel.from_pretrained(tmp_path / "zero"), inputs), want)
+
+
+def test_two_models_of_one_configuration_do_not_disturb_each_other():
+    config = T.GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=31)
+    one, other = T.GPT2LMHeadModel(config).eval(), T.GPT2LMHeadModel(config).eval()
+    inputs = zoo.inputs_for(zoo.gpt2)
+    want = zoo.result(other, inputs)
+    cure(one, **ALL)
+    assert torch.equal(zoo.result(other, inputs), want)
+    assert not hasattr(other.config, "leadline")
+    assert one.config is one.transformer.config is one.transformer.h[1].attn.config
+
+
+@pytest.mark.parametrize("make", [zoo.gpt2, zoo.bert, zoo.vit])
+def test_cure_folder(make, tmp_path):
+    model, inputs = make(), zoo.inputs_for(make)
+    model.save_pretrained(tmp_path / "plain")
+    (tmp_path / "plain" / "tokenizer.json").write_text("{}")
+    out = cure_folder(tmp_path / "plain", tmp_path / "cured", **ALL)
+    assert (out / "tokenizer.json").read_text() == "{}"
+    assert torch.equal(zoo.result(load_cured(out), inputs), zoo.result(cure(model, **ALL), inputs))
+    with pytest.raises(LeadlineError, match=r"cured already.*uncure"):
+        cure_folder(out, tmp_path / "again", alpha=0.5)
+    assert not (tmp_path / "again").exists()
+
+
+def test_cure_folder_of_our_own_model(tmp_path):
+    model = zoo.liven(ll.create_model("gpt2_small", dim=8, heads=2, depth=2, vocab_size=31, max_tokens=9))
+    model.save(tmp_path / "plain")
+    cure_folder(tmp_path / "plain", tmp_path / "cured", **ALL)
+    ids = torch.randint(31, (2, 7))
+    assert not is_cured_folder(tmp_path / "cured")  # leadline.load reads it as any model of ours
+    assert torch.equal(ll.models.load(tmp_path / "cured")(ids), cure(model, **ALL)(ids))
+
+
+def damaged(tmp_path, **changes):
+    zoo.gpt2().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    config = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+    return tmp_path
+
+
+def one_line(error):
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_folders_that_are_no_checkpoint(tmp_path):
+    out = tmp_path / "out"
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "list").mkdir()
+    (tmp_path / "list" / "config.json").write_text("[1]")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "config.json").write_text("{not json")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
+    cases = {
+        tmp_path / "nowhere": "is not a folder",
+        tmp_path / "empty": "is no checkpoint: it has no config.json",
+        tmp_path / "list": "holds a list",
+        tmp_path / "text": "is not JSON",
+        tmp_path / "bare": "cannot be loaded",
+        damaged(tmp_path / "anonymous", architectures=None): "names no model_type and architectures",
+        damaged(tmp_path / "future", architectures=["GPT9LMHeadModel"]): "GPT9LMHeadModel, which this transformers",
+    }
+    for folder, message in cases.items():
+        with pytest.raises(LeadlineError) as error:
+            cure_folder(folder, out, alpha=0.5)
+        assert message in one_line(error)
+        with pytest.raises(LeadlineError) as error:
+            load_cured(folder)
+        one_line(error)
+        assert not is_cured_folder(folder)
+        assert not out.exists()
+
+
+def test_other_bad_folders(tmp_path):
+    good = damaged(tmp_path / "good")
+    with pytest.raises(LeadlineError, match="not an empty folder"):
+        cure_folder(good, good, alpha=0.5)
+    with pytest.raises(LeadlineError, match="no strength is given"):
+        cure_folder(good, tmp_path / "out")
+    with pytest.raises(LeadlineError, match="holds no cured model"):
+        load_cured(good)
+    with pytest.raises(LeadlineError, match="lacks alpha, alpha_prime"):
+        load_cured(damaged(tmp_path / "old", leadline={"version": "0"}))
+    (good / "model.safetensors").write_bytes(b"cut short")
+    with pytest.raises(LeadlineError, match="cannot be loaded"):
+        cure_folder(good, tmp_path / "out", alpha=0.5)
+    assert not (tmp_path / "out").exists()
