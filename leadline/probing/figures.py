@@ -38,6 +38,9 @@ class LayerFigures:
     omega: list[float] | None = None
     second_eigenvalue: list[float] | None = None
     gradient_norm: float | None = None  # of the loss with respect to the block's weights
+    change: float | None = None  # ||Y - X|| / ||X|| of the block
+    gain: float | None = None  # of the attention branch against the skip: TSE's alpha at d sigma^2 = 1
+    entropy_uniform: float | None = None  # what attention to all visible tokens alike would have
 
 
 @dataclass
@@ -49,6 +52,7 @@ class Trial:
     similarity: list[float]  # by layer, as in the report
     helps: bool  # whether it moved the number that the verdict is about
     error: str | None = None  # why it could not be tried
+    entropy: list[float] | None = None  # by layer, mean over heads, where the verdict is about entropy
 
 
 @dataclass
@@ -62,6 +66,9 @@ class Verdict:
     redundant: list[int] = field(default_factory=list)  # layers that change (almost) nothing
     trials: list[Trial] = field(default_factory=list)
     recommendation: dict[str, float] | None = None  # arguments of leadline.cure; None: leave it alone
+    before: list[float] = field(default_factory=list)  # similarity by layer of the batch of the trials, as it is
+    rank_collapse: bool = False  # the tokens use hardly more than one direction at the end
+    entropy_collapse: list[int] = field(default_factory=list)  # layers whose attention looks at next to one token
 
     def __str__(self) -> str:
         return self.text

@@ -1,0 +1,28 @@
+"""Watches a forward pass or a training run of any model, in constant memory, and says what follows."""
+
+from leadline.probing.blocks import find_blocks
+from leadline.probing.callbacks import lightning_callback, trainer_callback
+from leadline.probing.figures import Distribution, Figures, Heatmap, LayerFigures, Trial, Verdict
+from leadline.probing.report import DepthReport
+from leadline.probing.run import probe
+from leadline.probing.sources import example_inputs, open_model
+from leadline.probing.watch import CollapseError, Watcher, watch
+
+__all__ = [
+    "CollapseError",
+    "DepthReport",
+    "Distribution",
+    "Figures",
+    "Heatmap",
+    "LayerFigures",
+    "Trial",
+    "Verdict",
+    "Watcher",
+    "example_inputs",
+    "find_blocks",
+    "lightning_callback",
+    "open_model",
+    "probe",
+    "trainer_callback",
+    "watch",
+]

@@ -1,0 +1,141 @@
+"""Where a watched training run writes its rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from leadline.errors import LeadlineError, need
+
+Row = dict[str, Any]  # step, layer, name, and a number by figure
+Write = Callable[[list[Row]], None]
+
+
+class Sink(Protocol):
+    def write(self, rows: list[Row]) -> None:
+        """The rows of one step, a layer each."""
+
+    def close(self) -> None: ...
+
+
+Target = str | os.PathLike[str] | Write | Sink
+
+
+def open_sinks(to: Target | Iterable[Target] | None) -> list[Sink]:
+    """A file .csv or .jsonl, "tensorboard:FOLDER", "wandb", a function of the rows, or several of these."""
+    if to is None:
+        return []
+    if isinstance(to, (str, os.PathLike)) or callable(to) or hasattr(to, "write"):
+        return [_open(to)]
+    return [_open(target) for target in to]
+
+
+def _open(target: Any) -> Sink:
+    if callable(target):
+        return _Function(target)
+    if hasattr(target, "write"):
+        return target
+    text = os.fspath(target)
+    if text == "wandb":
+        return _WandB()
+    if text.startswith("tensorboard:"):
+        return _TensorBoard(text.removeprefix("tensorboard:"))
+    kinds: dict[str, Callable[[Path], Sink]] = {".csv": _Csv, ".jsonl": _JsonLines}
+    file = Path(text)
+    if file.suffix not in kinds:
+        raise LeadlineError(
+            f"to is {text!r}; give a file that ends in .csv or .jsonl, 'tensorboard:FOLDER', 'wandb' or a function"
+        )
+    return kinds[file.suffix](file)
+
+
+class _Function:
+    def __init__(self, function: Write) -> None:
+        self.function = function
+
+    def write(self, rows: list[Row]) -> None:
+        self.function(rows)
+
+    def close(self) -> None:
+        pass
+
+
+def _append_to(file: Path) -> TextIO:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file.open("a", encoding="utf-8", newline="")
+
+
+class _Csv:
+    """A line a layer and step, appended; a file that goes on keeps its header."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = _append_to(file)
+        self.header = self.file.tell() == 0
+
+    def write(self, rows: list[Row]) -> None:
+        writer = csv.DictWriter(self.file, list(rows[0]), lineterminator="\n")
+        if self.header:
+            writer.writeheader()
+            self.header = False
+        writer.writerows(rows)
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class _JsonLines:
+    def __init__(self, file: Path) -> None:
+        self.file = _append_to(file)
+
+    def write(self, rows: list[Row]) -> None:
+        for row in rows:
+            finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+            self.file.write(json.dumps(finite) + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class _TensorBoard:
+    def __init__(self, folder: str) -> None:
+        self.writer = need("torch.utils.tensorboard", "train").SummaryWriter(folder)
+
+    def write(self, rows: list[Row]) -> None:
+        for name, value, step in _scalars(rows):
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class _WandB:
+    """Into the run that is active."""
+
+    def __init__(self) -> None:
+        self.wandb = need("wandb", "train")
+        if self.wandb.run is None:
+            raise LeadlineError("to is 'wandb' and no run is active; call wandb.init() first")
+
+    def write(self, rows: list[Row]) -> None:
+        # its own axis: the training loop counts steps too, and W&B takes each step once
+        values = {name: value for name, value, _ in _scalars(rows)}
+        self.wandb.log({**values, "depth/step": rows[0]["step"]})
+
+    def close(self) -> None:
+        pass
+
+
+def _scalars(rows: list[Row]) -> Iterable[tuple[str, float, int]]:
+    """depth/similarity/layer_003, its value, the step."""
+    for row in rows:
+        for figure, value in row.items():
+            if figure not in ("step", "layer", "name") and value is not None:
+                yield f"depth/{figure}/layer_{row['layer']:03d}", value, row["step"]

@@ -1,0 +1,220 @@
+"""A model and example inputs from one word on the command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leadline.errors import LeadlineError, need, unknown_name
+from leadline.probing.blocks import find_blocks
+
+Inputs = dict[str, Any] | Tensor
+
+SAMPLES, TOKENS = 2, 128
+_TOO_LARGE = 2_000_000_000  # parameters: 8 GB in float32
+_SEED = 0
+TEXT = (
+    "A lead line is a length of rope with a plummet of lead at its end. Sailors let it down beside the ship and read "
+    "from its marks how deep the water is. The hollow in the plummet was filled with tallow, to which sand or shells "
+    "of the ground would stick, so that a pilot could tell not only how deep it was but also where he was.",
+    "When many people talk at once and each repeats what he has just heard from the others, after a while all of them "
+    "say the same. Tokens in a deep network may do this too. Whether they do is a question for a measurement, and "
+    "the answer is different from one network to the next.",
+)
+
+
+def open_model(
+    spec: str | None = None, depth: int | None = None, pretrained: str | Path | None = None
+) -> tuple[nn.Module, Any]:
+    """A model in evaluation mode, and inputs for it.
+
+    spec  one of
+      vit_tiny, bert_base, ...   a name of ``leadline.list_models()``
+      bert, gpt2, vit, ...       a model type of transformers, its default configuration, freshly initialised
+      timm:NAME                  a model of timm, freshly initialised
+      path/to/file.py:FUNCTION   a function that returns a model, or a model and its inputs; with ``depth`` it is
+                                 called as FUNCTION(depth=depth)
+    depth       number of layers instead of the usual one.
+    pretrained  a folder with weights: of transformers (spec is then its model type, or left out), or of ours.
+
+    Weights are drawn after ``torch.manual_seed(0)``. Inputs are two samples: 128 token ids drawn evenly with seed 0;
+    a page of our own text if the folder brings its tokenizer; scikit-learn's digits, scaled to the size of an image
+    model and to mean 0 and deviation 1.
+    """
+    if depth is not None and depth < 1:
+        raise LeadlineError(f"depth is {depth}; it must be at least 1")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        if pretrained is not None:
+            if depth is not None:
+                raise LeadlineError("depth and pretrained are both given; a checkpoint has its depth, leave one out")
+            model, inputs = _from_folder(Path(pretrained), spec)
+        elif spec is None:
+            raise LeadlineError("no model is given; name one, such as bert, timm:NAME or path/to/file.py:FUNCTION")
+        elif spec.startswith("timm:"):
+            model, inputs = _from_timm(spec.removeprefix("timm:"), depth), None
+        elif ".py:" in spec or spec.endswith(".py"):
+            model, inputs = _from_file(spec, depth)
+        else:
+            model, inputs = _from_name(spec, depth), None
+    model.eval()
+    return model, example_inputs(model) if inputs is None else inputs
+
+
+def example_inputs(model: nn.Module) -> Inputs:
+    """Two samples that ``model`` takes, as told by its configuration."""
+    config: Any = getattr(model, "config", None)
+    if hasattr(model, "pretrained_cfg"):  # timm
+        channels, height, width = model.pretrained_cfg["input_size"]  # type: ignore[index]
+        size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+        return _images(channels, *(size or (height, width)))
+    if type(model).__module__.startswith("leadline."):
+        if hasattr(config, "image_size"):
+            return _images(config.channels, config.image_size, config.image_size)
+        return _ids(config.vocab_size, config.max_tokens)
+    if config is not None and hasattr(config, "model_type"):  # transformers
+        size = getattr(config, "image_size", None)
+        if size is not None and getattr(model, "main_input_name", "") == "pixel_values":
+            height, width = (size, size) if isinstance(size, int) else size
+            return {"pixel_values": _images(getattr(config, "num_channels", 3), height, width)}
+        text = config.get_text_config()
+        if getattr(text, "vocab_size", None):
+            ids = _ids(text.vocab_size, getattr(text, "max_position_embeddings", None) or TOKENS)
+            names = {"input_ids": ids}
+            return {**names, "decoder_input_ids": ids} if getattr(config, "is_encoder_decoder", False) else names
+    raise LeadlineError(
+        f"cannot make inputs for {type(model).__name__}; let the function return the model and its inputs"
+    )
+
+
+def _ids(vocabulary: int, limit: int) -> Tensor:
+    generator = torch.Generator().manual_seed(_SEED)
+    return torch.randint(0, vocabulary, (SAMPLES, min(TOKENS, limit)), generator=generator)
+
+
+def _images(channels: int, height: int, width: int) -> Tensor:
+    """(2, channels, height, width): handwritten digits, each image of mean 0 and deviation 1."""
+    from leadline.data import load_digits
+
+    images = load_digits(_SEED)[0].images[:SAMPLES]
+    images = nn.functional.interpolate(images, (height, width), mode="bilinear")
+    images = (images - images.mean((1, 2, 3), keepdim=True)) / images.std((1, 2, 3), keepdim=True)
+    return images.expand(-1, channels, -1, -1).contiguous()
+
+
+def _from_name(name: str, depth: int | None) -> nn.Module:
+    from leadline.models import MODELS, create_model
+
+    if name in MODELS:
+        return create_model(name, **({} if depth is None else {"depth": depth}))
+    transformers = need("transformers", "hub")
+    types = transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
+    if name not in types:
+        known = sorted([*MODELS, *(kind for kind in ("bert", "gpt2", "albert", "roberta", "vit", "deit", "qwen2"))])
+        raise unknown_name("model", name, known)
+    config = transformers.AutoConfig.for_model(name)
+    if depth is not None:
+        if not hasattr(config, "num_hidden_layers"):
+            raise LeadlineError(f"{name} has no number of layers to set; leave out depth")
+        config.num_hidden_layers = depth
+        if hasattr(config, "num_decoder_layers"):
+            config.num_decoder_layers = depth
+        if hasattr(config, "layer_types"):  # one entry a layer, made for the old number
+            settings = {key: value for key, value in config.to_dict().items() if key != "layer_types"}
+            config = type(config).from_dict(settings)
+    try:
+        with torch.device("meta"):
+            sketch = transformers.AutoModel.from_config(config)
+            size, blocks = sum(p.numel() for p in sketch.parameters()), len(find_blocks(sketch))
+    except LeadlineError:
+        raise
+    except ValueError as error:
+        raise LeadlineError(f"transformers cannot build a bare {name}; write a file.py:FUNCTION for it") from error
+    if depth is not None and depth % blocks:  # layers that share a block (ALBERT) divide the depth
+        raise LeadlineError(f"{name} has {blocks} blocks whatever its depth; leave out depth")
+    if size > _TOO_LARGE:
+        raise LeadlineError(
+            f"{name} has {size / 1e9:.1f} billion parameters by default; give a smaller depth, "
+            "or a file.py:FUNCTION that builds a narrower one"
+        )
+    return transformers.AutoModel.from_config(config)
+
+
+def _from_timm(name: str, depth: int | None) -> nn.Module:
+    timm = need("timm", "timm")
+    if name not in timm.list_models():
+        raise unknown_name(
+            "timm model", name, timm.list_models() if len(name) < 3 else timm.list_models(f"*{name[:3]}*")
+        )
+    try:
+        return timm.create_model(name, pretrained=False, **({} if depth is None else {"depth": depth}))
+    except TypeError as error:
+        raise LeadlineError(f"timm:{name} takes no depth; leave it out") from error
+
+
+def _from_file(spec: str, depth: int | None) -> tuple[nn.Module, Any]:
+    path, _, function = spec.rpartition(":")
+    file = Path(path)
+    if not path or not function or not file.is_file():
+        raise LeadlineError(
+            f"{spec} names no function in a file; write path/to/file.py:FUNCTION, with a file that exists"
+        )
+    loader = importlib.util.spec_from_file_location(file.stem, file)
+    assert loader is not None  # a .py file always has one
+    assert loader.loader is not None
+    module = importlib.util.module_from_spec(loader)
+    loader.loader.exec_module(module)
+    build = getattr(module, function, None)
+    if not callable(build):
+        found = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        raise unknown_name(f"function of {file}", function, found)
+    if depth is not None and "depth" not in inspect.signature(build).parameters:
+        raise LeadlineError(f"{function} in {file} takes no depth; leave out depth, or give it that argument")
+    built = build() if depth is None else build(depth=depth)
+    model, inputs = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
+    if not isinstance(model, nn.Module):
+        raise LeadlineError(
+            f"{function} in {file} returns {type(model).__name__}; it must return a model, or model, inputs"
+        )
+    return model, inputs
+
+
+def _from_folder(folder: Path, spec: str | None) -> tuple[nn.Module, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise LeadlineError(f"{folder} is no checkpoint: it has no readable config.json") from error
+    if "leadline" in config:
+        from leadline.models import load
+
+        return load(folder), None
+    kind = config.get("model_type")
+    if spec is not None and kind != spec:
+        raise LeadlineError(f"{folder} holds a model of type {kind!r}, not {spec!r}; name that type")
+    transformers = need("transformers", "hub")
+    try:
+        model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise LeadlineError(f"{folder} cannot be loaded by transformers: {reason}") from error
+    return model, _own_text(transformers, folder, model)
+
+
+def _own_text(transformers: Any, folder: Path, model: nn.Module) -> Inputs | None:
+    """Text through the checkpoint's own tokenizer, if it has one."""
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")):
+        return None
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    taken = inspect.signature(model.forward).parameters
+    encoded = tokenizer(
+        list(TEXT), return_tensors="pt", truncation=True, max_length=TOKENS, padding=tokenizer.pad_token is not None
+    )
+    return {name: value for name, value in encoded.items() if name in taken}
