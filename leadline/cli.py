@@ -114,7 +114,7 @@ def probe(
     if as_json:
         print(report.to_json())
         return
-    Console().print(report.table())
+    Console().print(report.table(brief=Console().width < 130))
     Console().print(f"\n{escape(report.verdict.text)}", highlight=False)
     for path in out or []:
         console.print(f"saved {path}")

@@ -1,0 +1,147 @@
+"""Reports to draw, made by a small numpy network: real histograms and spectra without a probe."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from leadline.probing.figures import Distribution, Figures, Heatmap, LayerFigures, Trial, Verdict
+
+
+def histogram(values: np.ndarray, low: float, high: float, bins: int = 80) -> Distribution:
+    counts, edges = np.histogram(values, bins, (low, high))
+    top = int(counts.argmax())
+    return Distribution(
+        edges.tolist(),
+        counts.tolist(),
+        float(values.mean()),
+        float(np.median(values)),
+        float((edges[top] + edges[top + 1]) / 2),
+    )
+
+
+def _similarity(X: np.ndarray) -> tuple[float, float]:
+    diversity = float(((X - X.mean(0)) ** 2).sum() / (X**2).sum())
+    return 1 - diversity, diversity
+
+
+def _attention(X: np.ndarray, heads: int, sharpness: float, rng: np.random.Generator) -> np.ndarray:
+    """(heads, n, n), rows sum to 1."""
+    d = X.shape[1]
+    q, k = (X @ (rng.normal(size=(heads, d, 8)) / math.sqrt(d)) for _ in range(2))
+    scores = sharpness * q @ k.swapaxes(1, 2)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def layers(depth: int, heads: int, gain: float, sharpness: float = 0.3, tokens: int = 24, d: int = 48, seed: int = 0):
+    """What enters the first block, then what leaves each: X <- norm(X + gain P X W), figures as the probe's."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(tokens, d))
+    found, maps = [], []
+    before = None
+    for index in range(depth + 1):
+        P = None
+        if index:
+            P = _attention(X, heads, sharpness, rng)
+            mixed = sum(p @ X @ rng.normal(size=(d, d)) for p in P) / math.sqrt(d * heads)
+            X = X + gain * mixed
+            X = X / np.linalg.norm(X, axis=1, keepdims=True) * math.sqrt(d)
+        similarity, diversity = _similarity(X)
+        unit = X / np.linalg.norm(X, axis=1, keepdims=True)
+        cosines = (unit @ unit.T)[np.triu_indices(tokens, 1)].clip(-1, 1)
+        share = np.linalg.svd(X, compute_uv=False)
+        share = share / share.sum()
+        figures = LayerFigures(
+            index=index,
+            name=f"encoder.layer.{index - 1}" if index else "input",
+            similarity=similarity,
+            diversity=diversity,
+            cosine=float(cosines.mean()),
+            norm=math.sqrt(d) * (1 + 0.02 * index),
+            effective_rank=float(np.exp(-(share * np.log(share + 1e-30)).sum())),
+            similarity_patches=_similarity(X[1:])[0],
+            cosines=histogram(cosines, -1, 1),
+        )
+        if P is not None:
+            entropy = -(P * np.log(P + 1e-30)).sum(-1)
+            centred = P - P.mean(1, keepdims=True)
+            figures.entropy = entropy.mean(1).tolist()
+            figures.entropies = [histogram(row, 0, math.log(tokens)) for row in entropy]
+            figures.delta = np.linalg.norm(centred, 2, axis=(1, 2)).tolist()
+            figures.omega = (np.abs(centred).mean((1, 2)) * tokens).tolist()
+            figures.second_eigenvalue = [float(np.sort(np.abs(np.linalg.eigvals(p)))[-2]) for p in P]
+            figures.gradient_norm = float(3 * np.exp(rng.normal() / 5 - index / 40))
+            figures.entropy_uniform = math.log(tokens)
+            figures.gain, figures.change = gain, gain * 0.7
+            figures.rate = before / diversity
+            figures.rates = {"attention": figures.rate * 1.05, "norm": 1.0, "mlp": 0.97}
+            maps.append(Heatmap(index, 0, P[0].tolist()))
+        before = diversity
+        found.append(figures)
+    return found, maps
+
+
+def report(
+    kind: str = "collapse", depth: int = 12, heads: int = 4, model: str = "bert <tiny> & co", **how: Any
+) -> Figures:
+    """A report of the given verdict, internally consistent."""
+    gain = {"collapse": 1.0, "no collapse": 0.08, "entropy collapse": 0.3}[kind]
+    found, maps = layers(depth, heads, gain, 40.0 if kind == "entropy collapse" else 0.3, **how)
+    curve = [f.similarity for f in found]
+    passes = {
+        level: next((f.index for f in found if f.similarity > float(level)), None) for level in (".5", ".9", ".99")
+    }
+    trials, recommendation = [], None
+    if kind == "collapse":
+        for alpha in (0.5, 0.9):
+            cured, _ = layers(depth, heads, gain * (1 - alpha), seed=1)
+            trials.append(Trial(f"alpha {alpha}", {"alpha": alpha}, [f.similarity for f in cured], True))
+        trials.append(Trial("alpha' .5", {"alpha_prime": 0.5}, [s * 0.999 for s in curve], False))
+        trials.append(Trial("tau .3", {"de_escalation": 0.3}, [], False, "no place to put <it> in this model"))
+        recommendation = {"alpha": 0.9}
+    if kind == "entropy collapse":
+        entropy = [float(np.mean(f.entropy)) for f in found if f.entropy]
+        trials.append(Trial("alpha .5", {"alpha": 0.5}, curve, False, entropy=entropy))
+        trials.append(Trial("alpha' .5", {"alpha_prime": 0.5}, curve, True, entropy=[e + 0.9 for e in entropy]))
+        recommendation = {"alpha_prime": 0.5}
+    words = {
+        "collapse": f"Tokens become alike: similarity reaches {curve[-1]:.3f} after layer {depth}.",
+        "no collapse": f"Leave it alone: nothing collapses here. Similarity is {curve[-1]:.3f} after the last layer.",
+        "entropy collapse": "Attention looks at single tokens: its entropy is close to 0 in most heads.",
+    }
+    verdict = Verdict(
+        kind=kind,
+        text=words[kind],
+        passes=passes,
+        rate=(found[0].diversity / found[-1].diversity) ** (1 / depth),
+        expected_rate=1 + gain**2,
+        collapse_depth=float(passes[".99"] or 230) if kind == "collapse" else None,
+        redundant=list(range(depth // 2, depth)) if kind == "collapse" else [],
+        trials=trials,
+        before=curve if trials else [],
+        entropy_collapse=list(range(1, depth + 1)) if kind == "entropy collapse" else [],
+        recommendation=recommendation,
+    )
+    settings = {
+        "samples": 8,
+        "tokens": 24,
+        "dtype": "float32",
+        "device": "cpu",
+        "versions": {"torch": "2.11", "x": None},
+    }
+    return Figures(model, settings, found, verdict, maps[:: max(1, depth // 4)])
+
+
+def bare() -> Figures:
+    """As little as a probe can hand back, with NaN and infinity among it."""
+    nan = math.nan
+    found = [
+        LayerFigures(0, "input", 0.1, 0.9, nan, 1.0, nan),
+        LayerFigures(1, "block.<0>", nan, nan, nan, math.inf, 3.0, rate=math.inf, entropy=[nan, 0.5], omega=[nan, nan]),
+        LayerFigures(2, "block.1", 1.0, 0.0, 1.0, 0.0, 1.0, cosines=Distribution([-1, 0, 1], [0, 0], nan, nan, nan)),
+    ]
+    verdict = Verdict("no collapse", "Nothing <b>odd</b>.", {".5": None}, None, nan, math.inf)
+    return Figures("bare", {}, found, verdict)

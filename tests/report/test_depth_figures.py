@@ -1,0 +1,121 @@
+import re
+import struct
+import warnings
+from itertools import pairwise
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.collections import PathCollection, PolyCollection
+from matplotlib.figure import Figure
+from report_samples import bare, report
+
+from leadline.errors import LeadlineError
+from leadline.report.depth_figures import (
+    cosine_violins,
+    diversity_curves,
+    entropy_violins,
+    save_figure,
+    similarity_curves,
+)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".PNG"])
+def test_the_suffix_chooses_the_format(tmp_path, suffix):
+    file = save_figure(report(depth=3, heads=2), tmp_path / f"depth{suffix}")
+    data = file.read_bytes()
+    start = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix.lower()]
+    assert data.startswith(start)
+    if suffix == ".png":
+        width, height = struct.unpack(">II", data[16:24])
+        assert width == round(6.75 * 300)  # text width at 300 dots an inch
+        assert height < 8 * 300
+    if suffix == ".pdf":
+        assert b"/Type3" not in data
+
+
+@pytest.mark.parametrize("name", ["bare", "one layer", "deep", "entropy", "compared"])
+def test_every_report_can_be_drawn_without_a_warning(tmp_path, name):
+    found, before = {
+        "bare": (bare(), None),
+        "one layer": (report(depth=1, heads=1), None),
+        "deep": (report(depth=100, heads=12), None),
+        "entropy": (report("entropy collapse", heads=3), None),
+        "compared": (report("no collapse", depth=4), bare()),
+    }[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert save_figure(found, tmp_path / "x.svg", before=before).stat().st_size > 5000
+
+
+def test_the_same_report_gives_the_same_file(tmp_path):
+    for suffix in (".svg", ".pdf"):
+        one, two = (save_figure(report(depth=2), tmp_path / f"{i}{suffix}").read_bytes() for i in range(2))
+        assert one == two
+
+
+def test_drawing_leaves_matplotlib_as_it_was(tmp_path):
+    settings, backend = dict(matplotlib.rcParams), matplotlib.get_backend()
+    save_figure(report(depth=2), tmp_path / "x.png")
+    assert dict(matplotlib.rcParams) == settings
+    assert matplotlib.get_backend() == backend
+
+
+@pytest.mark.parametrize("name", ["x.html", "x", "x.jpg"])
+def test_another_suffix_is_one_line(tmp_path, name):
+    with pytest.raises(LeadlineError, match=re.escape("a figure ends in .pdf, .png, .svg; rename the file")) as error:
+        save_figure(bare(), tmp_path / name)
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_is_one_line(tmp_path):
+    with pytest.raises(LeadlineError, match="create it first"):
+        save_figure(bare(), tmp_path / "no" / "x.png")
+
+
+def _marks(axis):
+    return {mark.get_label(): mark.get_offsets() for mark in axis.collections if isinstance(mark, PathCollection)}
+
+
+def test_cosine_violins_hold_the_histograms():
+    found = report(depth=4).layers
+    axis = Figure().subplots()
+    cosine_violins(axis, found)
+    (shapes,) = [c for c in axis.collections if isinstance(c, PolyCollection)]
+    assert len(shapes.get_paths()) == 5
+    for path, layer in zip(shapes.get_paths(), found, strict=True):
+        full = np.flatnonzero(layer.cosines.counts)
+        low, high = path.vertices.min(0), path.vertices.max(0)
+        np.testing.assert_allclose([low[0], high[0]], [layer.index - 0.42, layer.index + 0.42])
+        np.testing.assert_allclose(low[1], layer.cosines.edges[full[0]])
+        np.testing.assert_allclose(high[1], layer.cosines.edges[full[-1] + 1])
+    marks = _marks(axis)
+    assert set(marks) == {"mode", "median", "mean"}
+    for name, points in marks.items():
+        np.testing.assert_allclose(points, [(f.index, getattr(f.cosines, name)) for f in found])
+
+
+def test_entropy_violins_have_one_a_head_that_do_not_touch():
+    found = report(depth=3, heads=4).layers
+    axis = Figure().subplots()
+    entropy_violins(axis, found)
+    (shapes,) = [c for c in axis.collections if isinstance(c, PolyCollection)]
+    spans = sorted((p.vertices[:, 0].min(), p.vertices[:, 0].max()) for p in shapes.get_paths())
+    assert len(spans) == 12
+    assert all(one[1] < two[0] for one, two in pairwise(spans))
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1", "2", "3"]
+    np.testing.assert_allclose(_marks(axis)["mean"][:4, 1], [d.mean for d in found[1].entropies])
+
+
+def test_curves_have_gaps_and_no_zero_on_the_logarithmic_axis():
+    axis, log = Figure().subplots(1, 2)
+    similarity_curves(axis, {"": bare()})
+    np.testing.assert_array_equal(axis.lines[0].get_ydata(), [0.1, np.nan, 1.0])
+    diversity_curves(log, {"": bare()})
+    assert log.get_yscale() == "log"
+    np.testing.assert_array_equal(log.lines[0].get_ydata(), [0.9, np.nan, np.nan])
+    both = Figure().subplots()
+    similarity_curves(both, {"before": report(depth=2), "after": report("no collapse", depth=3)})
+    assert [line.get_label() for line in both.lines] == ["before", "after"]
+    assert len({(line.get_linestyle(), line.get_marker()) for line in both.lines}) == 2

@@ -1,0 +1,294 @@
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import plotly.graph_objects as go
+import pytest
+import torch
+from report_samples import bare, report
+from torch import nn
+
+from leadline.errors import LeadlineError
+from leadline.probing import DepthReport, probe
+from leadline.probing.figures import Figures, Trial, Verdict
+from leadline.report import page_plots, page_tabs, page_text
+from leadline.report.page import render, save_page, tabs
+
+SAMPLES = {
+    "collapse": lambda: report(),
+    "no collapse": lambda: report("no collapse"),
+    "entropy collapse": lambda: report("entropy collapse", heads=12),
+    "bare": bare,
+    "one layer": lambda: report(depth=1, heads=1),
+    "100 layers": lambda: report(depth=100, heads=12),
+}
+
+
+class _Reader(HTMLParser):
+    """Checks that every element is closed in order, and collects text, addresses and ids."""
+
+    VOID = ("meta", "link", "br")
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open, self.text, self.addresses, self.ids = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.VOID:
+            self.open.append(tag)
+        found = dict(attrs)
+        self.addresses += [found[key] for key in ("href", "src", "action", "data") if key in found]
+        self.ids += [found["id"]] if "id" in found else []
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text.append(data)
+
+
+def read(html: str) -> _Reader:
+    reader = _Reader()
+    reader.feed(html)
+    reader.close()
+    assert reader.open == []
+    assert len(set(reader.ids)) == len(reader.ids)
+    return reader
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_chart_is_one_that_plotly_accepts(name):
+    """plotly's own validators know every property and its type."""
+    found = SAMPLES[name]()
+    charts = [chart for _, _, part in tabs(found, before=report("no collapse")) for chart in part]
+    assert charts
+    for chart in charts:
+        go.Figure(chart.figure())
+        assert chart.title
+        assert any(v is not None for trace in chart.traces for v in trace.get("y", trace.get("z")))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_page_is_well_formed_and_points_nowhere(name):
+    found = SAMPLES[name]()
+    reader = read(render(found, None, ""))
+    assert reader.addresses == ["data:,"]
+    text = "".join(reader.text)
+    assert found.verdict.text in text
+    assert found.model in text
+
+
+def test_text_is_escaped_everywhere():
+    evil = '</script><img src="x" onerror="alert(1)">&amp;'
+    found = report(depth=2, heads=2, model=evil)
+    found.settings = {evil: evil, "nested": {"a": [evil]}}
+    found.verdict.text = evil
+    found.verdict.recommendation = {evil: 1.0}
+    found.verdict.kind = evil
+    found.verdict.trials = [
+        Trial(evil, {}, [0.1, 0.2, 0.3], True),
+        Trial("broken", {}, [], False, error=evil),
+    ]
+    for layer in found.layers:
+        layer.name = evil
+        layer.rates = {evil: 1.0}
+    html = render(found, found, "")
+    assert "<img" not in html
+    assert html.count("</script>") == 4
+    reader = read(html)
+    assert "".join(reader.text).count(evil) > 10
+    # what goes to plotly.js, which reads a few tags itself, is escaped once more
+    charts = json.loads(re.search(r'id="chart-data">(.*?)</script>', html, re.S)[1])
+    names = [trace.get("name", "") for chart in charts for trace in chart["data"]]
+    assert any("&lt;img" in name for name in names)
+    assert "<img" not in json.dumps(charts)
+
+
+def test_the_verdict_and_its_numbers_are_on_top():
+    found = report()
+    top = "".join(read(render(found, None, "")).text).partition("Token similarity")[0]
+    verdict = found.verdict
+    for words in (
+        verdict.text,
+        "leadline.cure(model, alpha=0.9)",
+        f"{found.layers[-1].similarity:.4g}",
+        f"layer {verdict.passes['.5']}",
+        f"{verdict.rate:.4g}",
+        f"{verdict.expected_rate:.4g}",
+        "6 of 12",
+        "layers 6–11",
+    ):
+        assert words in top, words
+
+
+def test_trials_are_told_as_they_came():
+    rows = re.findall(r"<tr.*?</tr>", page_text.trials(report()), re.S)[2:]
+    assert len(rows) == 4
+    helped, best, useless, failed = rows
+    assert "yes" in helped
+    assert "recommended" not in helped
+    assert "yes; recommended" in best
+    assert "no, it did not move the number" in useless
+    assert "could not be tried: no place to put &lt;it&gt; in this model" in failed
+
+
+def test_before_of_the_trials_is_the_batch_they_ran_on():
+    found = report(depth=3)
+    found.verdict.before = [0.1, 0.2, 0.3, 0.75]
+    found.verdict.trials = [Trial("alpha .5", {"alpha": 0.5}, [0.1, 0.2, 0.3, 0.5], True)]
+    assert "<td>0.75</td><td>0.5</td><td>-0.25</td>" in page_text.trials(found)
+    (chart,) = page_tabs.trials(found)
+    assert chart.traces[0]["y"] == [0.1, 0.2, 0.3, 0.75]
+
+
+def test_entropy_is_shown_where_the_verdict_is_about_it():
+    found = report("entropy collapse", depth=4, heads=2)
+    assert "mean entropy (nats)" in page_text.trials(found)
+    assert [chart.title for chart in page_tabs.trials(found)] == ["Cures tried", "Cures tried: entropy"]
+    assert "next to one token in layers 1–4" in page_text.verdict(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "trials", "words"),
+    [
+        ("no collapse", [], "Leave it alone: nothing collapses here."),
+        ("collapse", [], "No recommendation: no cure was tried."),
+        ("collapse", [Trial("a", {}, [], False, error="x")], "No recommendation: no cure could be tried."),
+        ("collapse", [Trial("a", {}, [1.0], False)], "No recommendation: none of the 1 cures tried moved the number"),
+    ],
+)
+def test_advice_without_a_recommendation(kind, trials, words):
+    found = Figures("m", {}, [], Verdict(kind, "", {}, None, None, None, trials=trials))
+    assert page_text.advice(found).startswith(words)
+
+
+def test_what_was_not_measured_is_said_and_not_drawn():
+    found = bare()
+    names = {name: (above, charts) for name, above, charts in tabs(found)}
+    assert names["Spectrum"] == ('<p class="soft">Not measured.</p>', [])
+    assert names["Cosine"][1] == []  # an empty histogram is no violin
+    assert "Attention" not in names
+    assert "Before / after" not in names
+    table = page_text.table(found, "x")
+    assert "nan" not in table
+    assert "omega</th>" not in table
+    assert "∞" in table
+
+
+def test_no_report_is_too_small():
+    empty = Figures("nothing", {}, [], Verdict("no collapse", "", {}, None, None, None))
+    read(render(empty, empty, ""))
+
+
+def test_curves_hold_the_numbers_of_the_report():
+    found = report(depth=5)
+    charts = page_tabs.similarity(found)
+    similarity = charts[0].traces[0]
+    assert similarity["x"] == [0, 1, 2, 3, 4, 5]
+    assert similarity["y"] == pytest.approx([layer.similarity for layer in found.layers], rel=1e-6)
+    assert charts[1].layout["yaxis"]["type"] == "log"
+    found.layers[2].similarity = math.nan
+    assert page_tabs.similarity(found)[0].traces[0]["y"][2] is None
+
+
+def test_lines_differ_without_colour():
+    looks = {(style["line"]["dash"], style["marker"]["symbol"]) for style in map(page_plots.style, range(5))}
+    assert len(looks) == 5
+    # and later lines differ from all others in colour or shape
+    keys = [json.dumps(page_plots.style(i)) for i in range(20)]
+    assert len(set(keys)) == 20
+
+
+def test_violins_are_polygons_of_the_histograms():
+    found = report(depth=3)
+    (chart,) = page_tabs.cosines(found)
+    shape, *marks = chart.traces
+    assert shape["x"].count(None) == 4  # one polygon a layer
+    assert [mark["name"] for mark in marks] == ["mode", "mean", "median"]
+    for mark in marks:
+        expected = [getattr(layer.cosines, mark["name"]) for layer in found.layers]
+        assert mark["y"] == pytest.approx(expected, abs=1e-6)
+    first = shape["x"].index(None)
+    assert min(shape["x"][:first]) == pytest.approx(-max(shape["x"][:first]), abs=1e-4)  # symmetric about layer 0
+
+
+def test_entropy_violins_cover_every_head_of_a_deep_model():
+    found = report(depth=100, heads=12)
+    charts = [chart for chart in page_tabs.entropies(found) if chart.title.startswith("Attention entropy")]
+    assert sum(chart.traces[0]["x"].count(None) for chart in charts) == 1200
+    assert all(len(chart.traces[1]["x"]) <= 96 for chart in charts)
+    assert len({tuple(chart.layout["yaxis"]["range"]) for chart in charts}) == 1
+
+
+def test_a_large_heat_map_is_averaged():
+    found = report(depth=1, heads=1)
+    size = 400
+    found.heatmaps[0].weights = [[1.0 if i == j else 0.0 for j in range(size)] for i in range(size)]
+    (chart,) = page_plots.attention(found.heatmaps)
+    rows = chart.traces[0]["z"]
+    assert len(rows) == len(rows[0]) == 134  # 3 x 3 cells each
+    assert rows[0][0] == pytest.approx(1 / 3, abs=1e-3)
+    assert rows[0][1] == 0
+    assert "mean of 3 x 3" in chart.note
+
+
+def test_before_and_after_stand_side_by_side():
+    before, after = report(depth=4), report("no collapse", depth=6)
+    charts = page_tabs.compared(before, after)
+    assert [trace["name"] for trace in charts[0].traces] == ["before", "after"]
+    assert [len(trace["x"]) for trace in charts[0].traces] == [5, 7]
+    one, two = charts[-2:]
+    assert (one.title, two.title) == ("Cosine of token pairs, before", "Cosine of token pairs, after")
+    assert one.layout["yaxis"]["range"] == two.layout["yaxis"]["range"]
+    assert f"<td>{before.layers[-1].similarity:.4g}</td><td>{after.layers[-1].similarity:.4g}</td>" in (
+        page_text.comparison(before, after)
+    )
+
+
+@pytest.fixture(scope="module")
+def probed():
+    """A real probe: post-norm, ten layers, with attention, gradients, heat maps and cures tried."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 10, enable_nested_tensor=False)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            nn.init.normal_(parameter, std=1 / math.sqrt(32))
+    return probe(model, torch.randn(2, 12, 32), loss=lambda out: out.square().mean(), heatmaps=True)
+
+
+def test_the_page_of_a_real_probe(probed, tmp_path):
+    found = {name: charts for name, _, charts in tabs(probed)}
+    assert all(found[name] for name in ("Similarity", "Cosine", "Entropy", "Spectrum", "Norms and rank", "Attention"))
+    for charts in found.values():
+        for chart in charts:
+            go.Figure(chart.figure())
+    assert len(found["Cosine"][0].traces[1]["x"]) == 11
+    text = "".join(read(render(probed, probed, "")).text)
+    assert probed.verdict.text in text
+    # what was kept as JSON gives the same page
+    again = DepthReport.from_json(probed.to_json())
+    assert render(again, None, "") == render(probed, None, "")
+    for name in ("depth.html", "depth.pdf"):
+        probed.save(tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_a_page_is_one_file(tmp_path):
+    file = save_page(report(), tmp_path / "depth.html")
+    html = file.read_text(encoding="utf-8")
+    assert "plotly.js v" in html
+    assert html.startswith("<!DOCTYPE html>")
+    assert "<title>Depth report: bert &lt;tiny&gt; &amp; co</title>" in html
+    assert [path.name for path in tmp_path.iterdir()] == ["depth.html"]
+
+
+def test_a_missing_folder_or_plotly_is_one_line(tmp_path, monkeypatch):
+    with pytest.raises(LeadlineError, match="create it first"):
+        save_page(bare(), tmp_path / "a" / "depth.html")
+    monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
+    with pytest.raises(LeadlineError, match=r"pip install 'leadline\[plot\]'"):
+        save_page(bare(), tmp_path / "depth.html")
+    assert list(tmp_path.iterdir()) == []

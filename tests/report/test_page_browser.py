@@ -1,0 +1,160 @@
+"""The page in a real browser. Skipped where no Chromium is installed."""
+
+import browser
+import pytest
+from report_samples import bare, report
+
+from leadline.report.page import save_page
+
+PROGRAM = browser.find()
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason=f"no {', '.join(browser.NAMES)} on the path")
+DRAWN = "document.querySelectorAll('.chart:not(.js-plotly-plot)').length === 0"
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    found = browser.Browser(PROGRAM)
+    yield found
+    found.close()
+    assert found.process.poll() is not None
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    before = report()
+    return {
+        "collapse": save_page(before, folder / "collapse.html"),
+        "compared": save_page(report("no collapse"), folder / "compared.html", before=before),
+        "entropy": save_page(report("entropy collapse", depth=6, heads=3), folder / "entropy.html"),
+        "deep": save_page(report(depth=100, heads=12), folder / "deep.html"),
+        "bare": save_page(bare(), folder / "bare.html"),
+    }
+
+
+def clean(chromium) -> None:
+    assert chromium.console == []
+    away = [url for url in chromium.requests if not url.startswith(("file:", "data:", "blob:"))]
+    assert away == []
+    assert len([url for url in chromium.requests if url.startswith("file:")]) == 1
+
+
+@pytest.mark.parametrize("name", ["collapse", "compared", "entropy", "deep", "bare"])
+@pytest.mark.parametrize(("width", "height", "phone"), [(1280, 800, False), (390, 844, True)], ids=["laptop", "phone"])
+def test_curves_are_drawn_tabs_switch_and_nothing_is_fetched(chromium, pages, name, width, height, phone):
+    chromium.size(width, height, phone)
+    chromium.open(pages[name])
+    chromium.until(DRAWN)
+    assert chromium.run("document.title").startswith("Depth report: ")
+    tabs = chromium.run("Array.from(document.querySelectorAll('[role=tab]'), t => t.textContent)")
+    assert tabs[0] == "Similarity"
+    assert tabs[-1] == "Data"
+    assert ("Before / after" in tabs) == (name == "compared")
+    for i in range(len(tabs)):
+        chromium.click(f"#tab-{i}")
+        shown = chromium.run(
+            "Array.from(document.querySelectorAll('.panel')).filter(p => p.offsetHeight > 0 && "
+            "getComputedStyle(p).visibility === 'visible').map(p => p.id)"
+        )
+        assert shown == [f"panel-{i}"]
+        assert chromium.run("document.querySelectorAll('[aria-selected=true]').length") == 1
+        # what is drawn in each chart: length of its longest line, number of its marks and images
+        drawn = chromium.run(
+            f"Array.from(document.querySelectorAll('#panel-{i} .chart'), c => ["
+            "Math.max(0, ...Array.from(c.querySelectorAll('path.js-line, path.js-fill'), p => p.getTotalLength())), "
+            "c.querySelectorAll('path.point').length, c.querySelectorAll('.heatmaplayer image').length])"
+        )
+        for length, points, images in drawn:
+            assert length > 20 or points > 0 or images > 0
+        if name == "collapse" and tabs[i] == "Similarity":
+            assert len(drawn) == 4
+            assert all(length > 100 for length, _, _ in drawn)
+        if name == "collapse" and tabs[i] == "Cosine":
+            (found,) = drawn
+            assert found[0] > 1000  # thirteen outlines
+            assert found[1] == 3 * 13  # mode, median, mean
+    assert chromium.run("document.documentElement.scrollWidth") <= width  # no sideways scrolling of the page
+    clean(chromium)
+
+
+def test_these_checks_see_a_fetch_and_a_message(chromium, tmp_path):
+    file = tmp_path / "bad.html"
+    file.write_text('<script src="http://127.0.0.1:9/x.js"></script><script>console.log("hello"); nothing()</script>')
+    chromium.open(file)
+    assert "http://127.0.0.1:9/x.js" in chromium.requests
+    assert any("hello" in line for line in chromium.console)
+    assert any("nothing is not defined" in line for line in chromium.console)
+    with pytest.raises(AssertionError):
+        clean(chromium)
+
+
+def test_hover_shows_the_numbers(chromium, pages):
+    chromium.size(1280, 800)
+    chromium.open(pages["collapse"])
+    chromium.until(DRAWN)
+    chromium.run("document.querySelector('.chart').scrollIntoView({block: 'center'})")
+    x, y = chromium.run(
+        "(r => [r.left + r.width / 2, r.top + r.height / 2])"
+        "(document.querySelector('.chart .nsewdrag').getBoundingClientRect())"
+    )
+    chromium.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    chromium.until("document.querySelectorAll('.chart .hoverlayer text').length > 0")
+    said = chromium.run("document.querySelector('.chart .hoverlayer').textContent")
+    assert "similarity" in said
+    assert "mean cosine" in said
+
+
+def test_tabs_answer_to_the_keyboard(chromium, pages):
+    chromium.open(pages["bare"])
+    chromium.run("document.getElementById('tab-0').focus()")
+    for key, expected in (("ArrowRight", "tab-1"), ("End", "tab-5"), ("ArrowRight", "tab-0"), ("ArrowLeft", "tab-5")):
+        chromium.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key)
+        assert chromium.run("document.activeElement.id") == expected
+        assert chromium.run("document.querySelector('[aria-selected=true]').id") == expected
+
+
+def test_charts_follow_the_window(chromium, pages):
+    chromium.size(1280, 800)
+    chromium.open(pages["collapse"])
+    chromium.until(DRAWN)
+    widest = "Math.max(...Array.from(document.querySelectorAll('#panel-1 .main-svg'), s => s.clientWidth))"
+    assert chromium.run(widest) > 1000
+    chromium.size(500, 800)
+    chromium.until(f"{widest} <= 500")
+    clean(chromium)
+
+
+def test_print_shows_every_tab(chromium, pages):
+    chromium.size(390, 844, True)
+    chromium.open(pages["collapse"])
+    chromium.run(
+        "window.addEventListener('beforeprint', () => { window.seen = "
+        "Array.from(document.querySelectorAll('.chart'), c => c.querySelector('.main-svg').clientWidth) })"
+    )
+    data = chromium.pdf()
+    assert data.startswith(b"%PDF")
+    assert data.count(b"/Type /Page\n") >= 5
+    seen = chromium.run("window.seen")
+    assert len(seen) == chromium.run("document.querySelectorAll('.chart').length")
+    assert set(seen) == {670}  # all of them, the width of the paper
+    chromium.call("Emulation.setEmulatedMedia", media="print")
+    hidden = chromium.run(
+        "Array.from(document.querySelectorAll('.panel')).filter(p => p.offsetHeight < 50 || "
+        "getComputedStyle(p).visibility !== 'visible').length"
+    )
+    bar = chromium.run("getComputedStyle(document.querySelector('[role=tablist]')).display")
+    chromium.call("Emulation.setEmulatedMedia", media="")
+    assert hidden == 0
+    assert bar == "none"
+    clean(chromium)
+
+
+def test_without_javascript_the_numbers_are_there(chromium, pages):
+    chromium.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        chromium.size(1280, 800)
+        chromium.open(pages["collapse"])
+        assert chromium.run("document.querySelector('table.layers').offsetHeight") > 200
+        assert chromium.run("getComputedStyle(document.querySelector('#panel-6')).visibility") == "visible"
+    finally:
+        chromium.call("Emulation.setScriptExecutionDisabled", value=False)
