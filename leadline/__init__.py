@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_MODULES = ("data", "metrics", "models", "nn", "ops", "probing", "report", "surgery", "theory")
+_MODULES = ("data", "metrics", "models", "nn", "ops", "probing", "report", "reproduce", "surgery", "theory")
 _FUNCTIONS = {
     "create_model": "leadline.models",
     "list_models": "leadline.models",
@@ -38,13 +38,14 @@ __all__ = [
     "probe",
     "probing",
     "report",
+    "reproduce",
     "surgery",
     "theory",
     "uncure",
 ]
 
 if TYPE_CHECKING:
-    from leadline import data, metrics, models, nn, ops, probing, report, surgery, theory
+    from leadline import data, metrics, models, nn, ops, probing, report, reproduce, surgery, theory
     from leadline.errors import LeadlineError
     from leadline.models import convert, create_model, list_models, load
     from leadline.probing import probe

@@ -138,3 +138,42 @@ def cure(
         print(json.dumps({"folder": str(saved)}))
     else:
         print(f"saved {saved}; load it with leadline.load({str(saved)!r})")
+
+
+@app.command(
+    epilog="Examples: leadline reproduce list | leadline reproduce tse-fig2 | leadline reproduce init --data DIR"
+)
+def reproduce(
+    ids: Annotated[list[str], typer.Argument(help="'list', ids of figures and tables, 'init' or 'all'.")],
+    out: Annotated[Path, typer.Option(help="Folder for data and figures, one folder an entry.")] = Path("results"),
+    data: Annotated[Path | None, typer.Option(help="A local copy of CIFAR-10 in the hub's parquet layout.")] = None,
+    embedded: Annotated[bool, typer.Option(help="scikit-learn's digits in place of CIFAR-10, with a note.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
+    device: Annotated[str | None, typer.Option(help="'cpu' or 'cuda'; a GPU if there is one unless given.")] = None,
+    force: Annotated[bool, typer.Option(help="Run again what is finished.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Write a Markdown page of the results, pictures beside it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Regenerate the papers' tables and figures at initialisation, our numbers beside theirs.
+
+    Finished entries are not run again. Exit code 1: what a paper concludes did not come out.
+    """
+    from leadline.reproduce import list_entries, run_entries, summaries
+
+    console = Console(stderr=as_json)
+    if ids == ["list"]:
+        if as_json:
+            print(json.dumps(dict(list_entries()), indent=2))
+            return
+        table = Table("id", "what it is")
+        for name, title in list_entries():
+            table.add_row(name, title)
+        console.print(table)
+        return
+    holds = run_entries(
+        ids, out, data=data, seed=seed, device=device, embedded=embedded, force=force, console=console, page=page
+    )
+    if as_json:
+        print(json.dumps(summaries(ids, out)))
+    if not holds:
+        raise typer.Exit(1)

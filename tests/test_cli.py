@@ -115,7 +115,8 @@ def test_cure_a_folder_and_load_it_again(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=11, bos_token_id=0, eos_token_id=0)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "plain")
-    done = leadline_command("cure", str(tmp_path / "plain"), "--alpha", ".5", "--out", str(tmp_path / "cured"), "--json")
+    folders = str(tmp_path / "plain"), "--out", str(tmp_path / "cured")
+    done = leadline_command("cure", *folders, "--alpha", ".5", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"folder": str(tmp_path / "cured")}
     model = leadline.load(tmp_path / "cured")

@@ -1,0 +1,120 @@
+"""What an entry is: a setting, a run that fills a result, and claims that hold or do not."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leadline.data.vision import load_cifar10, prepare
+from leadline.errors import LeadlineError, check_choice
+
+Progress = Callable[[int, int], None]  # (done, total)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement of a paper, and ours beside it.
+
+    kind  "shape": what the paper concludes; a false one makes the command fail.
+          "digits": a printed number, reported either way.
+    """
+
+    name: str
+    kind: str
+    ours: float | None  # None: there is no such number, such as the depth of a collapse that did not happen
+    paper: float | None  # None: the paper prints no number
+    tolerance: str
+    holds: bool
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, ("shape", "digits"))
+        for number in (self.ours, self.paper):
+            if number is not None and not math.isfinite(number):
+                raise LeadlineError(f"the claim {self.name!r} has the number {number}; it must be finite or None")
+
+
+def within(name: str, ours: float, paper: float, relative: float, kind: str = "digits") -> Claim:
+    """ours = paper up to a relative tolerance."""
+    return Claim(name, kind, ours, paper, f"{relative:.0%}", abs(ours - paper) <= relative * abs(paper))
+
+
+def below(name: str, ours: float | None, limit: float, paper: float | None = None, kind: str = "shape") -> Claim:
+    return Claim(name, kind, ours, paper, f"below {limit:g}", ours is not None and ours < limit)
+
+
+def above(name: str, ours: float | None, limit: float, paper: float | None = None, kind: str = "shape") -> Claim:
+    return Claim(name, kind, ours, paper, f"above {limit:g}", ours is not None and ours > limit)
+
+
+def first_above(curve: Tensor | list[float], level: float) -> int | None:
+    """The index, from 1, of the first value above ``level``."""
+    return next((i for i, value in enumerate(curve, start=1) if float(value) > level), None)
+
+
+@dataclass
+class Result:
+    """What a run hands back; ``plot`` draws it, as a matplotlib figure, when it is stored."""
+
+    claims: list[Claim]
+    tables: dict[str, list[dict[str, Any]]]  # name: rows, a CSV file each
+    plot: Callable[[], Any]
+    notes: list[str] = field(default_factory=list)  # sentences that follow from the numbers, for the page
+
+    def __post_init__(self) -> None:
+        self.claims = list(self.claims)
+
+
+@dataclass
+class Context:
+    """What a run is given: its setting, and how to get randomness, images and a line of progress."""
+
+    setting: Mapping[str, Any]
+    seed: int
+    device: torch.device
+    data: Path | None = None
+    embedded: bool = False
+    progress: Progress = lambda done, total: None
+
+    def generator(self, stream: int = 0) -> torch.Generator:
+        """Random numbers on the device; each ``stream`` of a seed is its own sequence."""
+        return torch.Generator(self.device).manual_seed((self.seed << 16) + stream)
+
+    def images(self, count: int, size: int) -> Tensor:
+        """The first ``count`` test images of CIFAR-10, or of scikit-learn's digits, (count, 3, size, size)."""
+        if self.embedded:
+            from leadline.data import load_digits
+
+            found = load_digits(self.seed)[1].images[:count]
+        else:
+            found = load_cifar10("test", self.data, count).images
+        return prepare(found, size).to(self.device)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A figure or a table. ``setting`` holds every size, so that a test may run the same code with smaller ones."""
+
+    id: str
+    title: str
+    run: Callable[[Context], Result]
+    setting: Mapping[str, Any]
+    group: str = "init"
+    images: bool = False  # whether it needs CIFAR-10
+
+    def full_setting(self, seed: int, device: torch.device, embedded: bool) -> dict[str, Any]:
+        """The setting as summary.json holds it: what decides the numbers."""
+        full: dict[str, Any] = {**self.setting, "seed": seed, "device": device.type}
+        if self.images:
+            full["images"] = "scikit-learn digits" if embedded else "CIFAR-10"
+        return json.loads(json.dumps(full))
+
+
+def claims_as_dicts(claims: list[Claim]) -> list[dict[str, Any]]:
+    return [asdict(claim) for claim in claims]

@@ -1,0 +1,179 @@
+"""``leadline reproduce``: run entries, print our numbers beside the papers', say which claims hold."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from leadline.data.vision import load_cifar10
+from leadline.errors import LeadlineError, unknown_name
+from leadline.reproduce import store
+from leadline.reproduce.base import Context, Entry
+from leadline.reproduce.page import write_page
+
+EMBEDDED = "Run on scikit-learn's digits in place of CIFAR-10: the papers' digits are not comparable."
+
+
+def run_entries(
+    ids: str | Sequence[str],
+    out: str | os.PathLike[str] = "results",
+    *,
+    entries: Sequence[Entry],
+    data: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    embedded: bool = False,
+    force: bool = False,
+    console: Console | None = None,
+    page: str | os.PathLike[str] | None = None,
+) -> bool:
+    """Run the entries that ``ids`` names, each into its own folder under ``out``; whether every shape claim holds.
+
+    An entry that is finished with the same setting is not run again unless ``force``d.
+    data      a local copy of CIFAR-10; without it the hub's is used.
+    embedded  scikit-learn's digits in place of CIFAR-10.
+    device    "cpu", "cuda", ...; None: a GPU if there is one.
+    page      write what was found into this Markdown file, pictures beside it.
+
+    Without CIFAR-10 the entries that need it are left out, and an error says so after the others have run.
+    """
+    console = console or Console()
+    chosen = choose(ids, entries)
+    where = _device(device)
+    summaries: list[dict[str, Any]] = []
+    missing = _missing_images(chosen, data, embedded)
+    for entry in chosen:
+        setting = entry.full_setting(seed, where, embedded)
+        folder = Path(out) / entry.id
+        summary = None if force else store.finished(entry, setting, folder)
+        if summary is not None:
+            console.print(f"\n[bold]{entry.id}[/]  {escape(entry.title)}  [dim]finished before[/]")
+        elif entry.images and missing is not None:
+            console.print(f"\n[bold]{entry.id}[/]  {escape(entry.title)}  [yellow]left out, it needs CIFAR-10[/]")
+            continue
+        else:
+            console.print(f"\n[bold]{entry.id}[/]  {escape(entry.title)}")
+            if entry.images and embedded:
+                console.print(f"[yellow]{EMBEDDED}[/]")
+            store.fresh(folder)
+            summary = _run(entry, setting, folder, seed, where, data, embedded, console)
+        _show(summary, console)
+        summaries.append(summary)
+    holds = _conclude(summaries, console)
+    if page is not None:
+        write_page(out, page, [entry.id for entry in entries])
+    if missing is not None:
+        raise missing
+    return holds
+
+
+def choose(ids: str | Sequence[str], entries: Sequence[Entry]) -> list[Entry]:
+    """The entries that are named, by id or as a group: "init" for all at initialisation, "all"."""
+    groups = {entry.group for entry in entries}
+    wanted: list[Entry] = []
+    for name in [ids] if isinstance(ids, str) else ids:
+        found = [entry for entry in entries if name in ("all", entry.group, entry.id)]
+        if not found:
+            raise unknown_name("entry", name, [*(entry.id for entry in entries), *groups, "all"])
+        wanted += found
+    return list({entry.id: entry for entry in wanted}.values())
+
+
+def _run(
+    entry: Entry,
+    setting: dict[str, Any],
+    folder: Path,
+    seed: int,
+    device: torch.device,
+    data: str | os.PathLike[str] | None,
+    embedded: bool,
+    console: Console,
+) -> dict[str, Any]:
+    started = time.perf_counter()
+    columns = (TextColumn("  "), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bars, torch.no_grad():
+        task = bars.add_task("", total=None)
+        context = Context(
+            entry.setting,
+            seed,
+            device,
+            None if data is None else Path(data),
+            embedded,
+            lambda done, total: bars.update(task, completed=done, total=total),
+        )
+        result = entry.run(context)
+    if entry.images and embedded:
+        result.notes.insert(0, EMBEDDED)
+    return store.store(entry, result, setting, time.perf_counter() - started, folder)
+
+
+def _show(summary: dict[str, Any], console: Console) -> None:
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    for heading, justify in (("claim", "left"), ("kind", "left"), ("ours", "right"), ("paper", "right")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    table.add_column("tolerance")
+    table.add_column("holds")
+    for claim in summary["claims"]:
+        bad = "[bold red]no[/]" if claim["kind"] == "shape" else "no"
+        numbers = [number(claim[which]) for which in ("ours", "paper")]
+        table.add_row(
+            escape(claim["name"]), claim["kind"], *numbers, claim["tolerance"], "yes" if claim["holds"] else bad
+        )
+    console.print(table)
+    for note in summary["notes"]:
+        console.print(f"  {escape(note)}", highlight=False)
+    console.print(f"  [dim]{summary['seconds']:.1f} s[/]")
+
+
+def number(value: float | None) -> str:
+    """Four digits, or a dash for none."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _conclude(summaries: list[dict[str, Any]], console: Console) -> bool:
+    claims = [(summary["id"], claim) for summary in summaries for claim in summary["claims"]]
+    shapes = [(name, claim) for name, claim in claims if claim["kind"] == "shape"]
+    digits = [claim for _, claim in claims if claim["kind"] == "digits"]
+    false = [f"{name}: {claim['name']}" for name, claim in shapes if not claim["holds"]]
+    seconds = sum(summary["seconds"] for summary in summaries)
+    console.print(
+        f"\n[bold]{len(shapes) - len(false)} of {len(shapes)} shape claims hold;[/] "
+        f"{sum(claim['holds'] for claim in digits)} of {len(digits)} digits are within their tolerance. "
+        f"{len(summaries)} entries, {seconds:.0f} s."
+    )
+    for line in false:
+        console.print(f"[bold red]does not hold:[/] {escape(line)}")
+    return not false
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise LeadlineError(f"device is {name!r}, which does not work here; give 'cpu' or nothing") from error
+    return device
+
+
+def _missing_images(chosen: list[Entry], data: str | os.PathLike[str] | None, embedded: bool) -> LeadlineError | None:
+    """Why the images cannot be had, found out before an hour has passed; a bad --data is an error at once."""
+    if embedded or not any(entry.images for entry in chosen):
+        return None
+    try:
+        load_cifar10("test", data, 1)
+    except LeadlineError as error:
+        if data is not None or all(entry.images for entry in chosen):
+            raise
+        return error
+    return None

@@ -1,0 +1,96 @@
+"""What a run leaves in its folder, and how a finished one is recognised."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leadline import __version__
+from leadline.errors import LeadlineError
+from leadline.reproduce.base import Entry, Result, claims_as_dicts
+from leadline.reproduce.plots import save
+
+SUMMARY = "summary.json"
+_KEYS = {"id", "title", "setting", "seconds", "claims", "notes", "files", "environment"}
+
+
+def store(entry: Entry, result: Result, setting: Mapping[str, Any], seconds: float, folder: Path) -> dict[str, Any]:
+    """Write CSV tables, figure.png, figure.svg and, last, summary.json; returns the summary."""
+    for name, rows in result.tables.items():
+        new = folder / f"{name}.csv.new"
+        with new.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(new, folder / f"{name}.csv")
+    save(result.plot(), folder)
+    summary = {
+        "id": entry.id,
+        "title": entry.title,
+        "setting": dict(setting),
+        "seconds": round(seconds, 2),
+        "claims": claims_as_dicts(result.claims),
+        "notes": result.notes,
+        "files": [*(f"{name}.csv" for name in result.tables), "figure.png", "figure.svg"],
+        "environment": environment(),
+    }
+    new = folder / f"{SUMMARY}.new"
+    new.write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    os.replace(new, folder / SUMMARY)
+    return summary
+
+
+def finished(entry: Entry, setting: Mapping[str, Any], folder: Path) -> dict[str, Any] | None:
+    """The summary of a run that is complete and had the same setting, or None."""
+    summary = read(folder)
+    if summary is None or summary["id"] != entry.id or summary["setting"] != setting:
+        return None
+    return summary if all((folder / file).is_file() for file in summary["files"]) else None
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """The summary in ``folder``, or None when there is none or it is not whole."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text())
+    except (OSError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) and summary.keys() >= _KEYS else None
+
+
+def fresh(folder: Path) -> None:
+    """Make the folder; whatever summary it has is no longer true once a run begins."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SUMMARY).unlink(missing_ok=True)
+    except OSError as error:
+        raise LeadlineError(f"--out {folder} cannot be made ({error.strerror}); give a folder to write to") from error
+
+
+def environment() -> dict[str, str]:
+    """The hardware and the versions that the numbers and the seconds come from."""
+    found = {"leadline": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    for package in ("transformers", "matplotlib"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    found["hardware"] = f"{_processor()}, {torch.get_num_threads()} threads{gpu}"
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
