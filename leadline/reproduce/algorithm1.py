@@ -19,7 +19,7 @@ class Sizes(NamedTuple):
     n: int = 64  # tokens
     d: int = 512  # width
     heads: int = 8
-    ffn: int = 2048  # q
+    ffn: int = 1024  # q, not stated by TSE; 2d as in the example of the code that it used
 
 
 class Weights(NamedTuple):
