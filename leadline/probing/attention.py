@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -88,31 +89,31 @@ class AttentionTally:
         self.uniform = Mean()
         self.entropies: Histogram | None = None
 
-    def add(self, caught: Caught, X: Tensor | None, mask: Tensor | None, spectra: bool = True) -> None:
+    def add(self, caught: Caught, X: Tensor | None, mask: Tensor | None) -> None:
         """X (B, n, d) is what entered the attention, mask (B, n) is True at real tokens."""
         width = 1 if X is None else X.shape[-1]
         self.entropies = self.entropies or Histogram(0.0, ENTROPY_BIN, 1, caught.heads)
-        rows: dict[str, list[Tensor]] = {"entropy": [], "delta": [], "omega": [], "second": []}
+        rows: dict[str, list[Tensor]] = defaultdict(list)
         for sample, head, P in caught.chunks(width):
             real = None if mask is None else mask[sample : sample + 1]
             P = P.float() if P.dtype in (torch.float16, torch.bfloat16) else P
             P = P if real is None else P.masked_fill(~real[:, None, :, None], 0)
-            entropy = attention_entropy(P, real)[0]  # (h, n), NaN at padding
-            rows["entropy"].append(entropy.nanmean(-1))
-            queries = slice(None) if real is None else real[0]
-            heads = torch.arange(head, head + len(entropy), device=P.device)[:, None].expand_as(entropy[:, queries])
-            self.entropies.add(entropy[:, queries].flatten(), heads.flatten())
-            if spectra:
-                rows["delta"].append(delta(P, real, tolerance=1e-6)[0])
-                rows["second"].append(second_eigenvalue(P, real, tolerance=1e-6)[0])
-                if X is not None:
-                    rows["omega"].append(omega(X[sample : sample + 1].to(P), P, real)[0])
-            if head + len(entropy) == caught.heads:
+            entropy = attention_entropy(P)[0]  # (h, n)
+            rows["queries"].append(entropy if real is None else entropy[:, real[0]])
+            rows["delta"].append(delta(P, real, tolerance=1e-6)[0])
+            rows["second"].append(second_eigenvalue(P, real, tolerance=1e-6)[0])
+            if X is not None:
+                rows["omega"].append(omega(X[sample : sample + 1].to(P), P, real)[0])
+            if head + len(entropy) == caught.heads:  # the last heads of this sample
+                whole = {name: torch.cat(parts)[None] for name, parts in rows.items()}  # (1, H) or (1, H, n)
                 self.uniform.add(_uniform_entropy(P, real))
-                for name, mean in (("entropy", self.entropy), ("delta", self.delta)):
-                    _flush(rows[name], mean)
-                _flush(rows["omega"], self.omega)
-                _flush(rows["second"], self.second)
+                self.entropies.add(whole["queries"][0])
+                self.entropy.add(whole["queries"].mean(-1))
+                self.delta.add(whole["delta"])
+                self.second.add(whole["second"])
+                if X is not None:
+                    self.omega.add(whole["omega"])
+                rows.clear()
 
     def distributions(self) -> list[Any] | None:
         if self.entropies is None:
@@ -132,12 +133,6 @@ def heatmap(caught: Caught) -> Tensor:
         join = F.one_hot(part, parts).float()  # (n, m)
         heads.append(((join / join.sum(0)).T @ P[0].float() @ join).cpu())
     return torch.cat(heads)
-
-
-def _flush(rows: list[Tensor], mean: Mean) -> None:
-    if rows:
-        mean.add(torch.cat(rows)[None])
-        rows.clear()
 
 
 def _uniform_entropy(P: Tensor, real: Tensor | None) -> Tensor:

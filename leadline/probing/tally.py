@@ -15,33 +15,35 @@ _PAIRS_AT_A_TIME = 1 << 22
 
 
 class Mean:
-    """The mean of values that come in batches, shape (...) each; NaN values are left out."""
+    """The mean of values that come in batches; NaN values are left out.
+
+    The sums are Python's numbers, as are the counts of ``Histogram``: small tensors that live long would lie between
+    the large ones of the model, and cut the heap into pieces that no later one fits.
+    """
 
     def __init__(self) -> None:
-        self.sum: Tensor | None = None
-        self.count: Tensor | None = None
+        self.sums: list[float] = []
+        self.counts: list[int] = []
 
     def add(self, values: Tensor) -> None:
-        """values (B, ...): each of the B samples counts once."""
-        values = values.detach().double()
-        known = ~values.isnan()
-        total, count = values.nan_to_num(0.0, torch.inf, -torch.inf).sum(0).cpu(), known.sum(0).cpu()
-        self.sum = total if self.sum is None else self.sum + total
-        self.count = count if self.count is None else self.count + count
+        """values (B,) or (B, k): each of the B samples counts once, each of the k columns has its own mean."""
+        values = values.detach().double().reshape(len(values), -1)
+        sums = values.nan_to_num(0.0, torch.inf, -torch.inf).sum(0).tolist()
+        counts = (~values.isnan()).sum(0).tolist()
+        self.sums = [a + b for a, b in zip(self.sums or [0.0] * len(sums), sums, strict=True)]
+        self.counts = [a + b for a, b in zip(self.counts or [0] * len(counts), counts, strict=True)]
 
     def value(self) -> float | None:
         """The mean of single numbers; None where there is none, or it is not finite."""
-        if self.sum is None or self.count is None or not self.count.item():
-            return None
-        mean = (self.sum / self.count).item()
-        return mean if math.isfinite(mean) else None
+        values = self.values()
+        return None if values is None else values[0]
 
     def values(self) -> list[float] | None:
-        """The means of rows of numbers, None where one of them is missing or not finite."""
-        if self.sum is None or self.count is None:
+        """The means by column; None where one of them is missing or not finite."""
+        if not self.counts or not all(self.counts):
             return None
-        means = self.sum / self.count
-        return means.tolist() if bool(torch.isfinite(means).all()) else None
+        means = [total / count for total, count in zip(self.sums, self.counts, strict=True)]
+        return means if all(map(math.isfinite, means)) else None
 
 
 class Histogram:
@@ -49,34 +51,36 @@ class Histogram:
 
     def __init__(self, start: float, width: float, bins: int, rows: int = 1) -> None:
         self.start, self.width = start, width
-        self.counts = torch.zeros(rows, bins, dtype=torch.int64)
-        self.sum = torch.zeros(rows, dtype=torch.float64)
+        self.counts = [[0] * bins for _ in range(rows)]
+        self.sums = [0.0] * rows
 
-    def add(self, values: Tensor, rows: Tensor | int = 0) -> None:
-        """values (k,), to the row or rows (k,); they must not be NaN. Bins are added at the end as needed."""
-        values = values.detach()
-        rows = torch.as_tensor(rows, device=values.device).expand(values.shape)
-        at = ((values - self.start) / self.width).floor().long().clamp(min=0)
+    def add(self, values: Tensor) -> None:
+        """values (rows, k); they must not be NaN. Bins are added at the end as needed."""
+        rows, bins = len(self.counts), len(self.counts[0])
+        at = ((values.detach() - self.start) / self.width).floor().long().clamp(min=0)
         if self.start < 0:  # a closed interval: rounding may put a cosine of 1 beyond its end
-            at = at.clamp(max=self.counts.shape[1] - 1)
-        needed = int(at.max()) + 1 if at.numel() else 0
-        if needed > self.counts.shape[1]:
-            self.counts = torch.nn.functional.pad(self.counts, (0, needed - self.counts.shape[1]))
-        height, width = self.counts.shape
-        self.counts += torch.bincount(rows * width + at, minlength=height * width).view(height, width).cpu()
-        self.sum += torch.zeros(height, dtype=torch.float64).index_add_(0, rows.cpu(), values.double().cpu())
+            at = at.clamp(max=bins - 1)
+        bins = max(bins, int(at.max()) + 1 if at.numel() else 0)
+        at = at + bins * torch.arange(rows, device=at.device)[:, None]
+        new = torch.bincount(at.flatten(), minlength=rows * bins).view(rows, bins).tolist()
+        for row, counts in enumerate(new):
+            old = self.counts[row] + [0] * (bins - len(self.counts[row]))
+            self.counts[row] = [a + b for a, b in zip(old, counts, strict=True)]
+        self.sums = [a + b for a, b in zip(self.sums, values.double().sum(-1).tolist(), strict=True)]
 
     def distribution(self, row: int = 0) -> Distribution:
-        counts, total = self.counts[row], int(self.counts[row].sum())
+        counts = self.counts[row]
+        total = sum(counts)
         edges = [self.start + self.width * i for i in range(len(counts) + 1)]
         if not total:
-            return Distribution(edges, counts.tolist(), math.nan, math.nan, math.nan)
-        running = counts.cumsum(0)
-        middle = int((running * 2 >= total).nonzero()[0])
-        before = int(running[middle - 1]) if middle else 0
-        median = edges[middle] + self.width * (total / 2 - before) / int(counts[middle])
-        mode = edges[int(counts.argmax())] + self.width / 2
-        return Distribution(edges, counts.tolist(), float(self.sum[row]) / total, median, mode)
+            return Distribution(edges, list(counts), math.nan, math.nan, math.nan)
+        before, middle = 0, 0
+        while 2 * (before + counts[middle]) < total:
+            before += counts[middle]
+            middle += 1
+        median = edges[middle] + self.width * (total / 2 - before) / counts[middle]
+        mode = edges[counts.index(max(counts))] + self.width / 2
+        return Distribution(edges, list(counts), self.sums[row] / total, median, mode)
 
 
 class Cosines:
@@ -100,7 +104,7 @@ class Cosines:
                 later = (
                     torch.arange(n, device=X.device) > torch.arange(top, min(top + rows, n), device=X.device)[:, None]
                 )
-                self.histogram.add(pairs[later])
+                self.histogram.add(pairs[later][None])
 
     def distribution(self) -> Distribution | None:
-        return self.histogram.distribution() if self.histogram.counts.any() else None
+        return self.histogram.distribution() if any(self.histogram.counts[0]) else None

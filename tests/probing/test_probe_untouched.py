@@ -112,22 +112,33 @@ def test_our_backend_switch_is_put_back():
 
 @pytest.mark.parametrize("how", ["whole", "in place", "block"])
 def test_compiled_models_run_uncompiled(how):
+    built, runs = [], []
+
+    def backend(graph, _):
+        built.append(graph)
+        return lambda *args: (runs.append(graph), graph.forward(*args))[1]
+
     model = bert().eval()
     x = ids()
     plain = probe(model, x, trials=False)
+    compiled = model
     if how == "whole":
-        compiled = torch.compile(model, backend="eager")
+        compiled = torch.compile(model, backend=backend)
     elif how == "in place":
-        model.compile(backend="eager")
-        compiled = model
+        model.compile(backend=backend)
     else:
-        model.encoder.layer[1] = torch.compile(model.encoder.layer[1], backend="eager")
-        compiled = model
+        model.encoder.layer[1] = torch.compile(model.encoder.layer[1], backend=backend)
     with torch.no_grad():
         compiled(x)  # compiled code exists before the hooks do
+    graphs, once = len(built), len(runs)
+    assert once > 0
     report = probe(compiled, x, trials=False)
+    assert (len(built), len(runs)) == (graphs, once)
     assert [layer.similarity for layer in report.layers] == pytest.approx([layer.similarity for layer in plain.layers])
     assert report.layers[2].entropy == pytest.approx(plain.layers[2].entropy)
+    with torch.no_grad():
+        compiled(x)
+    assert (len(built), len(runs)) == (graphs, 2 * once)  # compiled as before
     torch._dynamo.reset()
 
 

@@ -11,6 +11,8 @@ from leadline.errors import LeadlineError
 from leadline.metrics import token_similarity
 from leadline.probing import LayerFigures, Trial, probe, trials
 from leadline.probing.verdict import fitted_rate, judge, with_trials
+from leadline.surgery import cure as cure_model
+from leadline.surgery import uncure
 
 transformers = pytest.importorskip("transformers")
 
@@ -150,10 +152,10 @@ def test_a_deep_bert_is_tried_and_told_what_helps():
     assert set(by_name) == set(trials.CANDIDATES)
     assert verdict.before == pytest.approx([layer.similarity for layer in report.layers], abs=1e-5)
     for name, cure in trials.CANDIDATES.items():  # each number again, by hand
-        ll.surgery.cure(model, **cure)
+        cure_model(model, **cure)
         with torch.no_grad():
             hidden = model(ids, output_hidden_states=True).hidden_states
-        ll.surgery.uncure(model)
+        uncure(model)
         truth = [token_similarity(x).mean().item() for x in hidden]
         assert by_name[name].similarity == pytest.approx(truth, abs=1e-5)
     assert not by_name["alpha' .5"].helps  # it does nothing at initialisation, and the text says so
