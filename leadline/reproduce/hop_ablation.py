@@ -88,11 +88,11 @@ def run(context: Context) -> Result:
         figure, axes = panels(len(levels), rows=2, width=3.3, height=3.0)
         for axis, (name, level) in zip(axes, [(name, level) for name in found for level in levels], strict=True):
             values = found[name][..., level - 1]
-            image = axis.imshow(values, origin="lower", vmin=0, vmax=1, cmap="viridis")
+            image = axis.imshow(values.numpy(), origin="lower", vmin=0, vmax=1, cmap="viridis")
             for i in range(len(grid)):
                 for j in range(len(grid)):
                     value = values[i, j].item()
-                    text = f"{value:.2f}" if value >= 0.005 else f"{value:.0e}".replace("e-0", "e-")
+                    text = f"{value:.2f}" if value >= 0.005 else f"{value:.0e}".replace("e-0", "e-") if value else "0"
                     axis.text(j, i, text, ha="center", va="center", fontsize=6, color="w" if value < 0.6 else "k")
             axis.set_xticks(range(len(grid)), [f"{p:g}" for p in grid])
             axis.set_yticks(range(len(grid)), [f"{a:g}" for a in grid])

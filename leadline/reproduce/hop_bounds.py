@@ -152,7 +152,9 @@ def run(context: Context) -> Result:
                             thin = {**style, "linestyle": dash, "marker": "", "linewidth": 1.2}
                             axis.plot(x, said, label=f"{column}: {form}", **thin)
                 axis.set(xlabel="layer", title=f"weights x {scale:g}")
-                axis.set_yscale("symlog", linthresh=10)
+                axis.xaxis.get_major_locator().set_params(integer=True)
+                if max(map(abs, axis.get_ylim())) > 50:
+                    axis.set_yscale("symlog", linthresh=10)
                 if i == 0:
                     axis.set_ylabel(r"$\log_{10}\|res\|_{1,\infty}$")
                     axis.legend(frameon=False, fontsize=6)

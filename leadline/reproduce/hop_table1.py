@@ -84,7 +84,7 @@ def run(context: Context) -> Result:
                 axis.fill_between(x, values.amin(-1), values.amax(-1), color=style["color"], alpha=0.15)
             for column, marker in (("standard", "+"), ("both", "x")):
                 axis.plot(x, PAPER[column][:depth], linestyle="", marker=marker, color="grey", label=f"paper, {column}")
-            axis.set(xlabel="depth", yscale="log", title=init)
+            axis.set(xlabel="depth", yscale="log", title=init, ylim=(1e-8, 2))
         axes[0].set_ylabel(r"$\|res(Y)\|_{1,\infty}\,/\,\|Y\|_{1,\infty}$")
         axes[-1].legend(frameon=False, fontsize=7)
         return figure

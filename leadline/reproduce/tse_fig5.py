@@ -81,7 +81,8 @@ def run(context: Context) -> Result:
     limit, printed = critical_tau(), critical_tau(math.sqrt(sizes.heads))
     found = crossing(scan, scanned[:, -1].tolist())
     close = found is not None and abs(found - limit) < 0.05
-    claims.append(Claim(f"tau at which diversity passes .5 after {deep} blocks", "digits", found, limit, "0.05", close))
+    near = f"theory {limit:.3f} ± 0.05"
+    claims.append(Claim(f"tau at which diversity passes .5 after {deep} blocks", "digits", found, None, near, close))
     growth = (setting["n"] - 1) ** (1 / deep)
     notes = [
         f"Theory: with o = t_sim/t_div, attention multiplies o by 1 + gain^2 = 2 and (21) by (1 - tau)^2, so any tau "
@@ -111,7 +112,7 @@ def run(context: Context) -> Result:
             thin = {**style, "linestyle": ":", "marker": "", "linewidth": 1.0}
             left.plot(range(1, depth + 1), before[i], label="before", **thin)
         left.set(xlabel="block", ylabel="token diversity", ylim=(-0.03, 1.03))
-        left.legend(frameon=False, fontsize=8, ncols=2, loc="center right")
+        left.legend(frameon=False, fontsize=8, loc="center right")
         for at, style in zip((depth, deep), styles(), strict=False):
             right.plot(scan, scanned[:, at - 1], label=f"after {at} blocks", **style)
         right.axvline(limit, color=COLOURS[4], linewidth=0.9)
