@@ -153,8 +153,10 @@ def run(context: Context) -> Result:
                             axis.plot(x, said, label=f"{column}: {form}", **thin)
                 axis.set(xlabel="layer", title=f"weights x {scale:g}")
                 axis.xaxis.get_major_locator().set_params(integer=True)
-                if max(map(abs, axis.get_ylim())) > 50:
+                limits = axis.get_ylim()
+                if max(map(abs, limits)) > 50:
                     axis.set_yscale("symlog", linthresh=10)
+                    axis.set_ylim(limits)
                 if i == 0:
                     axis.set_ylabel(r"$\log_{10}\|res\|_{1,\infty}$")
                     axis.legend(frameon=False, fontsize=6)

@@ -55,14 +55,16 @@ def run(context: Context) -> Result:
     for column, numbers in PAPER.items():
         for level, number in enumerate(numbers[:depth], start=1):
             claims.append(within(f"{column}, depth {level}, {main}", mean[main, column][level - 1].item(), number, 0.1))
+    first = {init: found[init, "standard"][0] for init in setting["inits"]}
     notes = [
         _which(found, main, depth, seeds),
         "The paper does not state its initialisation, and the digits depend on it: at the last depth 'both' is "
         + ", ".join(f"{mean[init, 'both'][-1]:.3f} ({init})" for init in setting["inits"])
         + f" against the paper's {PAPER['both'][depth - 1]:.3f}, and at depth 2 standard attention is "
         + ", ".join(f"{mean[init, 'standard'][1]:.2g} ({init})" for init in setting["inits"])
-        + f" against {PAPER['standard'][1]:.2g}. The spread over seeds is wide as well: standard attention at depth 1, "
-        f"{main}, goes from {found[main, 'standard'][0].min():.2f} to {found[main, 'standard'][0].max():.2f}.",
+        + f" against {PAPER['standard'][1]:.2g}. The spread over seeds is wide too; standard attention at depth 1 is "
+        + ", ".join(f"{at.min():.2f} to {at.max():.2f} ({init})" for init, at in first.items())
+        + f" against {PAPER['standard'][0]:.2f}.",
         f"The floor of standard attention is float32's rounding, {mean[main, 'standard'][-1]:.1g} here and 1.8e-6 in "
         "the paper: a property of the order in which a machine adds, not of the net.",
     ]

@@ -40,7 +40,9 @@ def save(figure: Any, folder: Path, name: str = "figure") -> None:
         for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
             new = folder / f"{name}.{kind}.new"
             figure.savefig(new, format=kind, dpi=110, metadata=metadata)
-            if kind == "png":  # a palette makes it a third of the size
-                need("PIL.Image", "plot").open(new).convert("RGB").quantize(128).save(new, format="png", optimize=True)
+            if kind == "png":  # a palette (of maximum coverage) makes it a third of the size
+                need("PIL.Image", "plot").open(new).convert("RGB").quantize(256, method=1).save(
+                    new, format="png", optimize=True
+                )
             new.replace(folder / f"{name}.{kind}")
     need("matplotlib.pyplot", "plot").close(figure)

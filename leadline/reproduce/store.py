@@ -82,8 +82,9 @@ def environment() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
+    threads = torch.get_num_threads()
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    found["hardware"] = f"{_processor()}, {torch.get_num_threads()} threads{gpu}"
+    found["hardware"] = f"{_processor()}, {threads} thread{'s' * (threads > 1)}{gpu}"
     return found
 
 
