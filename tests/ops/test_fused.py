@@ -152,5 +152,5 @@ def test_the_custom_operators_are_well_formed():
     """Schema, fake tensors and autograd registration, by torch's own check."""
     q, k, v = (x.requires_grad_() for x in draw(1, 2, 1, 70, 16, layers=1)[0])
     strength = torch.full((2,), 0.5, device=DEVICE)
-    arguments = (q, k, v, strength, None, None, None, False, True, 0.0, 0.25, False)
+    arguments = (q, k, v, strength, None, None, None, 0.0, False, True, 0.0, 0.25, False)
     torch.library.opcheck(torch.ops.leadline.hopfield_forward, arguments, test_utils=("test_schema", "test_faketensor"))

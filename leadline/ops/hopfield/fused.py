@@ -11,7 +11,7 @@ from leadline.ops.hopfield import fused_kernels as kernels
 from leadline.ops.hopfield.reference import check_heads, check_start
 
 TILE = 64
-WARPS, FORWARD_STAGES, COLUMN_STAGES, ROW_STAGES = 4, 3, 1, 3  # the best of a sweep on an H200, see docs/kernels.md
+WARPS, STAGES = 4, 3  # the best of a sweep on an H200, see docs/kernels.md; a tile is laid out for 4 warps
 
 
 def unsupported(
@@ -66,62 +66,61 @@ def hopfield_attention(
     check_heads(q, k, v, alpha_prime)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     learned = isinstance(alpha_prime, Tensor) and alpha_prime.requires_grad
-    strength = torch.as_tensor(alpha_prime, dtype=torch.float32, device=q.device).expand(q.shape[1]).contiguous()
+    per_head, strength = None, alpha_prime
+    if isinstance(alpha_prime, Tensor):
+        per_head, strength = alpha_prime.float().expand(q.shape[1]).contiguous(), 0.0
     seed = torch.randint(2**31, (1,), device=q.device) if dropout else None
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     before = None if state is None else state[0]
     padding = None if mask is None else mask[:, 0, 0].contiguous()
-    out, new, _ = _forward(q, k, v, strength, before, padding, seed, start == "scores", causal, dropout, scale, learned)
+    run = _forward_op if torch.compiler.is_compiling() else _Attention.apply  # a custom operator costs time to call
+    options = (strength, start == "scores", causal, dropout, scale, learned)
+    out, new, _ = run(q, k, v, per_head, before, padding, seed, *options)
     return out, (new,)
 
 
-@torch.library.custom_op("leadline::hopfield_forward", mutates_args=())
 def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    strength: Tensor,
+    per_head: Tensor | None,
     before: Tensor | None,
     mask: Tensor | None,
     seed: Tensor | None,
+    strength: float,
     whole: bool,
     causal: bool,
     dropout: float,
     scale: float,
     learned: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """out, the new state and lse."""
     B, H, N, _ = q.shape
     out, state, lse = _outputs(q, causal)
-    grid = (math.ceil(N / TILE), B * H)
-    kernels.forward_kernel[grid](
-        q, k, v, strength, None if before is None else _bits(before), _bits(state), out, lse, mask, seed, scale,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-        H, H // k.shape[1], N, state.shape[1],
-        FIRST=before is None, WHOLE=whole, CAUSAL=causal, MASKED=mask is not None, DROPOUT=dropout,
-        **_shape(q), num_warps=WARPS, num_stages=2 if q.dtype == torch.float32 else FORWARD_STAGES,
+    kernels.forward_kernel(
+        (math.ceil(N / TILE), B * H),
+        (q, k, v, per_head, _bits(before), _bits(state), out, lse, mask, seed),
+        (strength, scale, *_strides(q, k, v, out), H, H // k.shape[1], N, state.shape[1]),
+        (before is None, whole, causal, mask is not None, dropout, *_constants(q)),
+        num_warps=WARPS, num_stages=2 if q.dtype == torch.float32 else STAGES,
     )  # fmt: skip
     return out, state, lse
 
 
-@_forward.register_fake
-def _(q, k, v, strength, before, mask, seed, whole, causal, dropout, scale, learned):  # type: ignore[no-untyped-def]
-    return _outputs(q, causal)
-
-
-@torch.library.custom_op("leadline::hopfield_backward", mutates_args=())
 def _backward(
     d_out: Tensor,
     d_state: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    strength: Tensor,
+    per_head: Tensor | None,
     before: Tensor | None,
     mask: Tensor | None,
     seed: Tensor | None,
     out: Tensor,
     state: Tensor,
     lse: Tensor,
+    strength: float,
     whole: bool,
     causal: bool,
     dropout: float,
@@ -129,36 +128,36 @@ def _backward(
     learned: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, the gradient of the state before and that of alpha'."""
-    B, H, N, D = q.shape
-    first = before is None
+    B, H, N, _ = q.shape
+    first, group, tiles = before is None, H // k.shape[1], state.shape[1]
     scaled = not first and not learned  # G times alpha' is then what the layer before gets
     dq, dk, dv, grad, d_strength = _gradients(q, state)
     delta = torch.empty_like(lse)
     side = math.ceil(N / TILE)
-    grid, shape = (side, B * H), _shape(q)
-    kernels.delta_kernel[grid](
-        out, d_out, delta, *out.stride()[:3], *d_out.stride()[:3], H, N, D, shape["BLOCK_D"], TILE, num_warps=4
-    )
     partial = torch.empty(B, H, side, dtype=torch.float32, device=q.device) if learned else None
-    kernels.column_kernel[grid](
-        q, v, strength, _bits(state), None if before is None else _bits(before), d_state, d_out, lse, delta, mask,
-        grad, dk, dv, partial, seed, scale,
-        *q.stride()[:3], *v.stride()[:3], *d_out.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
-        H, H // k.shape[1], N, state.shape[1],
-        CARRIED=d_state is not None, FIRST=first, WHOLE=whole, LEARNED=learned, SCALED=scaled,
-        CAUSAL=causal, MASKED=mask is not None, DROPOUT=dropout,
-        **shape, num_warps=WARPS, num_stages=COLUMN_STAGES,
-    )  # fmt: skip
-    kernels.row_kernel[grid](
-        k, strength, grad, dq, scale, *k.stride()[:3], *dq.stride()[:3], H, H // k.shape[1], N, state.shape[1],
-        FIRST=first, WHOLE=whole, SCALED=scaled, CAUSAL=causal, **shape, num_warps=WARPS, num_stages=ROW_STAGES,
-    )  # fmt: skip
+    grid, constants = (side, B * H), _constants(q)
+    options = {"num_warps": WARPS, "num_stages": 1 if q.dtype == torch.float32 else STAGES}
+    kernels.delta_kernel(grid, (out, d_out, delta), (*_strides(out, d_out), H, N), constants[:3], num_warps=4)
+    kernels.column_kernel(
+        grid,
+        (q, v, per_head, _bits(state), _bits(before), d_state, d_out, lse, delta, mask, grad, dk, dv, partial, seed),
+        (strength, scale, *_strides(q, v, d_out, dk, dv), H, group, N, tiles),
+        (d_state is not None, first, whole, learned, scaled, causal, mask is not None, dropout, *constants),
+        **options,
+    )
+    kernels.row_kernel(
+        grid,
+        (k, per_head, grad, dq),
+        (strength, scale, *_strides(k, dq), H, group, N, tiles),
+        (first, whole, scaled, causal, *constants),
+        **options,
+    )
     if learned:
-        assert partial is not None
+        assert partial is not None and per_head is not None
         # h_before - S = (h_before - h) / (1 - alpha'); with h = S at the start nothing depends on alpha'
-        d_strength = partial.sum((0, 2)) / (1 - strength)
+        d_strength = partial.sum((0, 2)) / (1 - per_head)
         d_strength = torch.zeros_like(d_strength) if first and whole else d_strength
-        grad = grad * strength.repeat(B).view(-1, 1, 1, 1).to(grad.dtype)
+        grad = grad * per_head.repeat(B).view(-1, 1, 1, 1).to(grad.dtype)
     groups = k.shape[1]
     if groups != H:
         dk, dv = (
@@ -167,28 +166,56 @@ def _backward(
     return dq, dk, dv, grad, d_strength
 
 
-@_backward.register_fake
-def _(d_out, d_state, q, k, v, strength, before, mask, seed, out, state, lse, *options):  # type: ignore[no-untyped-def]
+class _Attention(torch.autograd.Function):
+    """The same in eager mode."""
+
+    @staticmethod
+    def forward(ctx, *inputs):  # type: ignore[no-untyped-def]
+        output = _forward(*inputs)
+        _remember(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx, d_out, d_state, _):  # type: ignore[no-untyped-def]
+        return _differentiate(ctx, d_out, d_state, _backward)
+
+
+def _remember(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    q, k, v, per_head, before, mask, seed, *options = inputs
+    ctx.save_for_backward(q, k, v, per_head, before, mask, seed, *output)
+    ctx.options = options
+    ctx.set_materialize_grads(False)
+
+
+_forward_op = torch.library.custom_op("leadline::hopfield_forward", _forward, mutates_args=())
+_backward_op = torch.library.custom_op("leadline::hopfield_backward", _backward, mutates_args=())
+
+
+@_forward_op.register_fake
+def _(q, k, v, per_head, before, mask, seed, strength, whole, causal, dropout, scale, learned):  # type: ignore[no-untyped-def]
+    return _outputs(q, causal)
+
+
+@_backward_op.register_fake
+def _(d_out, d_state, q, k, v, per_head, before, mask, seed, out, state, lse, *options):  # type: ignore[no-untyped-def]
     dq, dk, dv, grad, d_strength = _gradients(q, state)
     if k.shape != q.shape:
         dk, dv = (q.new_empty(B, N, k.shape[1], D).transpose(1, 2) for B, _, N, D in (q.shape, q.shape))
     return dq, dk, dv, grad, d_strength
 
 
-def _remember(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, k, v, strength, before, mask, seed, *options = inputs
-    out, state, lse = output
-    ctx.save_for_backward(q, k, v, strength, before, mask, seed, out, state, lse)
-    ctx.options = options
-    ctx.set_materialize_grads(False)
+_forward_op.register_autograd(
+    lambda ctx, d_out, d_state, _: _differentiate(ctx, d_out, d_state, _backward_op),
+    setup_context=_remember,
+)
 
 
-def _differentiate(ctx, d_out, d_state, _):  # type: ignore[no-untyped-def]
-    q, k, v, strength, before, mask, seed, out, state, lse = ctx.saved_tensors
+def _differentiate(ctx, d_out, d_state, backward):  # type: ignore[no-untyped-def]
+    q, k, v, per_head, before, mask, seed, out, state, lse = ctx.saved_tensors
     d_out = torch.zeros_like(out) if d_out is None else d_out
     d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
-    dq, dk, dv, d_before, d_strength = _backward(
-        d_out, d_state, q, k, v, strength, before, mask, seed, out, state, lse, *ctx.options
+    dq, dk, dv, d_before, d_strength = backward(
+        d_out, d_state, q, k, v, per_head, before, mask, seed, out, state, lse, *ctx.options
     )
     learned = ctx.options[-1]
     return (
@@ -197,33 +224,30 @@ def _differentiate(ctx, d_out, d_state, _):  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-_forward.register_autograd(_differentiate, setup_context=_remember)
-
-
 def _outputs(q: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     B, H, N, D = q.shape
-    out = q.new_empty(B, N, H, D).transpose(1, 2)  # laid out for the projection that follows
+    out = q.new_empty_strided(q.shape, (N * H * D, D, H * D, 1))  # laid out for the projection that follows
     state = q.new_empty(state_shape(q, causal))
-    return out, state, q.new_empty(B, H, N, dtype=torch.float32)
+    return out, state, q.new_empty(B, H, math.ceil(N / TILE) * TILE, dtype=torch.float32)
 
 
 def _gradients(q: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     B, H, N, D = q.shape
-    dq, dk, dv = (q.new_empty(B, N, H, D).transpose(1, 2) for _ in range(3))
+    dq, dk, dv = (q.new_empty_strided(q.shape, (N * H * D, D, H * D, 1)) for _ in range(3))
     return dq, dk, dv, torch.empty_like(state), q.new_empty(H, dtype=torch.float32)
 
 
-def _bits(state: Tensor) -> Tensor:
-    return state.view(torch.float16) if state.dtype == torch.bfloat16 else state
+def _bits(state: Tensor | None) -> Tensor | None:
+    return state.view(torch.float16) if state is not None and state.dtype == torch.bfloat16 else state
 
 
-def _shape(q: Tensor) -> dict[str, object]:
+def _strides(*tensors: Tensor) -> tuple[int, ...]:
+    return tuple(s for x in tensors for s in x.stride()[:3])
+
+
+def _constants(q: Tensor) -> tuple[object, ...]:
+    """D, BLOCK_D, T, EXACT, PRECISION of the kernels."""
     D = q.shape[-1]
     block = max(16, 1 << (D - 1).bit_length())
-    return {
-        "D": D,
-        "BLOCK_D": block,
-        "T": TILE,
-        "EXACT": q.shape[2] % TILE == 0 and block == D,
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
-    }
+    exact = q.shape[2] % TILE == 0 and block == D
+    return D, block, TILE, exact, "ieee" if q.dtype == torch.float32 else "tf32"

@@ -100,16 +100,18 @@ def check_start(start: str) -> None:
 
 def check_heads(q: Tensor, k: Tensor, v: Tensor, alpha_prime: float | Tensor) -> None:
     """q, k, v and alpha' must fit each other."""
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    fault = None
     if not q.ndim == k.ndim == v.ndim == 4:
-        raise LeadlineError(f"{shapes}: each must be (batch, heads, tokens, width)")
-    B, H, M, D = q.shape
-    if k.shape[0] != B or k.shape[-1] != D or v.shape[:3] != k.shape[:3] or H % k.shape[1]:
-        raise LeadlineError(
-            f"{shapes}: batch and width must agree, v must have k's tokens, and k's heads must divide q's"
-        )
-    if M == 0 or k.shape[2] == 0:
-        raise LeadlineError(f"{shapes}: there must be at least one query and one key")
+        fault = "each must be (batch, heads, tokens, width)"
+    elif (
+        k.shape[0] != q.shape[0] or k.shape[-1] != q.shape[-1] or v.shape[:3] != k.shape[:3] or q.shape[1] % k.shape[1]
+    ):
+        fault = "batch and width must agree, v must have k's tokens, and k's heads must divide q's"
+    elif q.shape[2] == 0 or k.shape[2] == 0:
+        fault = "there must be at least one query and one key"
+    if fault:
+        raise LeadlineError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: {fault}")
+    H = q.shape[1]
     if isinstance(alpha_prime, Tensor):
         if alpha_prime.numel() not in (1, H):
             raise LeadlineError(f"alpha_prime has shape {tuple(alpha_prime.shape)}; it must be a number or ({H},)")
