@@ -1,5 +1,6 @@
 """Functions on tensors: no state, no modules."""
 
+from leadline.ops.biased import biased_attention
 from leadline.ops.formulas import FORMULAS, attention_weights
 from leadline.ops.hopfield import hopfield_attention, standard_attention
 from leadline.ops.positions import rotary_frequencies, rotary_table, rotate, sinusoid
@@ -7,6 +8,7 @@ from leadline.ops.positions import rotary_frequencies, rotary_table, rotate, sin
 __all__ = [
     "FORMULAS",
     "attention_weights",
+    "biased_attention",
     "hopfield_attention",
     "rotary_frequencies",
     "rotary_table",

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from leadline import ops
-from leadline.ops.hopfield import _WARNED, fused, reference
+from leadline.ops import backends
+from leadline.ops.hopfield import fused, reference
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -41,8 +42,8 @@ def through(attention, layers, dtype, strength, learned=False, **options):
     return [out.detach().double() for out in outs], [grad.double() for grad in grads]
 
 
-def compare(layers, dtype, strength, **options):
-    got = through(fused.hopfield_attention, layers, dtype, strength, **options)
+def compare(layers, dtype, strength, attention=fused.hopfield_attention, **options):
+    got = through(attention, layers, dtype, strength, **options)
     rounded = [[x.to(dtype) for x in layer] for layer in layers]
     want = through(reference.hopfield_attention, rounded, torch.float64, strength, **options)
     # relative to the layer's largest gradient: with a single token those of queries and keys are truly 0
@@ -120,7 +121,7 @@ def test_a_causal_state_holds_the_lower_tiles_only():
 def test_an_unsupported_combination_falls_back_with_one_warning():
     q, k, v = draw(1, 2, 2, 20, 16, layers=1)[0]
     bias = torch.randn(2, 20, 20, device=DEVICE)
-    _WARNED.clear()
+    backends._warned.clear()
     with pytest.warns(UserWarning, match="slow reference path: a bias is carried"):
         out, state = ops.hopfield_attention(q, k, v, bias=bias, backend="fused")
     assert torch.equal(out, reference.hopfield_attention(q, k, v, bias=bias)[0])
@@ -140,8 +141,8 @@ def test_an_unsupported_combination_falls_back_with_one_warning():
 
 
 def test_without_triton_the_reference_runs_and_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("leadline.ops.hopfield._HAS_TRITON", False)
-    _WARNED.clear()
+    monkeypatch.setattr("leadline.ops.backends.HAS_TRITON", False)
+    backends._warned.clear()
     q, k, v = draw(1, 2, 2, 20, 16, layers=1)[0]
     with pytest.warns(UserWarning, match=r"pip install 'leadline\[gpu\]'"):
         out, _ = ops.hopfield_attention(q, k, v, backend="fused")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
+import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from leadline.errors import check_choice
+from leadline.errors import LeadlineError
+from leadline.ops.backends import BACKENDS, chosen, use_backend, warn_once, worth_trying
 from leadline.ops.hopfield import reference
 from leadline.ops.hopfield.reference import standard_attention
 
-BACKENDS = ("auto", "fused", "reference")
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
-_WARNED: set[str] = set()  # each reason is told once
+LAYERS = 24  # a dense state is taken for affordable if this many fit into free memory
 
-__all__ = ["BACKENDS", "hopfield_attention", "standard_attention"]
+__all__ = ["BACKENDS", "hopfield_attention", "standard_attention", "use_backend"]
 
 
 def hopfield_attention(
@@ -32,6 +31,7 @@ def hopfield_attention(
     causal: bool = False,
     dropout: float = 0.0,
     scale: float | None = None,
+    window: int | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Attention whose scores are a running average over the layers (HOP 15, main scheme).
@@ -50,46 +50,51 @@ def hopfield_attention(
     causal       query i sees the keys up to i + N - M (aligned bottom right, as in decoding).
     dropout      probability of dropping an attention weight; the caller passes 0 outside training.
     scale        1 / sqrt(D) unless given.
-    backend      "reference", the definition; "fused", Triton kernels on a GPU; or "auto", fused where it can be.
+    window       with backend "linear": carry the scores of this many layers and neglect older ones, whose weight is
+                 alpha'^window together. The other backends are exact at no extra cost and ignore it.
+    backend      "reference", the definition; on a GPU, by Triton kernels, "fused", which keeps a dense state in two
+                 bytes a score, or "linear", which keeps queries and keys instead and has no N x N tensor; or "auto":
+                 on a GPU fused, linear where a dense state would not fit into memory, else the reference.
                  Inputs that the kernels do not take run on the reference, with one warning that says why.
     """
-    check_choice("backend", backend, BACKENDS)
+    backend = chosen(backend)
+    if window is not None and window < 1:
+        raise LeadlineError(f"window is {window}; it must be at least 1, or None for all layers")
     options: dict[str, Any] = {
         "alpha_prime": alpha_prime,
         "start": start,
+        "mask": mask,
         "causal": causal,
         "dropout": dropout,
         "scale": scale,
     }
-    if backend != "reference" and _fused_fits(q, k, v, state, bias, mask, causal, insist=backend == "fused"):
-        from leadline.ops.hopfield import fused
+    decoding = q.shape[-2:-1] != k.shape[-2:-1]  # one query at a time: a row of scores, for which nothing is gained
+    if not decoding and worth_trying(backend, q):
+        from leadline.ops.hopfield import fused, linear
 
-        return fused.hopfield_attention(q, k, v, state, mask=mask, **options)
-    return reference.hopfield_attention(q, k, v, state, bias=bias, mask=mask, **options)
-
-
-def _fused_fits(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: tuple[Tensor, ...] | None,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    causal: bool,
-    insist: bool,
-) -> bool:
-    """Whether to take the fused path: it needs a GPU and Triton, and takes most inputs but not all."""
-    if not (q.is_cuda or insist) or q.shape[-2:-1] != k.shape[-2:-1]:  # one query at a time is decoding
-        return False
-    if not _HAS_TRITON:
-        reason: str | None = "Triton is not installed (pip install 'leadline[gpu]')"
-    else:
-        from leadline.ops.hopfield import fused
-
+        if backend == "linear" or (backend == "auto" and _long(q, k, state, causal)):
+            reason = linear.unsupported(q, k, v, state, alpha_prime, bias, mask)
+            if reason is None:
+                return linear.hopfield_attention(q, k, v, state, window=window, **options)
+            warn_once(f"Hopfield attention cannot take its linear-memory path: {reason}")
         reason = fused.unsupported(q, k, v, state, bias, mask, causal)
-    if reason is None:
-        return True
-    if reason not in _WARNED:
-        _WARNED.add(reason)
-        warnings.warn(f"Hopfield attention runs on its slow reference path: {reason}", stacklevel=4)
-    return False
+        if reason is None:
+            return fused.hopfield_attention(q, k, v, state, **options)
+        warn_once(f"Hopfield attention runs on its slow reference path: {reason}")
+    return reference.hopfield_attention(q, k, v, state, bias=bias, **options)
+
+
+def _long(q: Tensor, k: Tensor, state: tuple[Tensor, ...] | None, causal: bool) -> bool:
+    """Whether dense states would be too large; layers after the first follow the first."""
+    from leadline.ops.hopfield import fused, linear
+
+    if state is not None:
+        return linear.is_state(state)
+    size = q.element_size() * math.prod(fused.state_shape(q, causal))
+    if not q.is_cuda or size < 2**30:
+        return False
+    if torch.compiler.is_compiling():
+        free = torch.cuda.get_device_properties(q.device).total_memory
+    else:
+        free, _ = torch.cuda.mem_get_info(q.device)
+    return LAYERS * size > free

@@ -153,7 +153,8 @@ def _backward(
         **options,
     )
     if learned:
-        assert partial is not None and per_head is not None
+        assert partial is not None
+        assert per_head is not None
         # h_before - S = (h_before - h) / (1 - alpha'); with h = S at the start nothing depends on alpha'
         d_strength = partial.sum((0, 2)) / (1 - per_head)
         d_strength = torch.zeros_like(d_strength) if first and whole else d_strength
@@ -232,7 +233,7 @@ def _outputs(q: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _gradients(q: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    B, H, N, D = q.shape
+    _, H, N, D = q.shape
     dq, dk, dv = (q.new_empty_strided(q.shape, (N * H * D, D, H * D, 1)) for _ in range(3))
     return dq, dk, dv, torch.empty_like(state), q.new_empty(H, dtype=torch.float32)
 

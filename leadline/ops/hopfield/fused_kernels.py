@@ -2,9 +2,10 @@
 
 The state of a layer is a row of 64 x 64 tiles per head, each contiguous, so that every load is aligned whatever the
 number of tokens; a causal state holds the lower tiles only. Within a tile the scores lie in the order in which Hopper's
-matrix units hold an accumulator (``_unpack``), so that a thread reads and writes its own scores, 16 bytes at a time, and
-nothing goes through shared memory; on other hardware that order costs a conversion and nothing else. h is kept in float16, or in float32 for such inputs, and
-everything after it is computed from the stored value, so that forward and backward see the same scores.
+matrix units hold an accumulator (``_unpack``), so that a thread reads and writes its own scores, 16 bytes at a time,
+and nothing goes through shared memory; on other hardware that order costs a conversion and nothing else. h is kept in
+float16, or in float32 for such inputs, and everything after it is computed from the stored value, so that forward and
+backward see the same scores.
 
     forward   h = alpha' h_before + (1 - alpha') scale Q K^T       read h_before, write h
               out = softmax(h) V                                   online, with its log-sum-exp
@@ -241,8 +242,14 @@ def column_kernel(
         dk = tl.dot(tl.trans(q), grad.to(q.dtype), dk, input_precision=PRECISION)
         _write(G + base, (grad * alpha if SCALED else grad).to(G.dtype.element_ty), tile, i, j, N, T, EXACT)
     at = there[:, None] & at_d
-    tl.store(DK + b * dk_b + h * dk_h + cols[:, None] * dk_n + d[None, :], tl.trans(new * dk).to(DK.dtype.element_ty), mask=at)
-    tl.store(DV + b * dv_b + h * dv_h + cols[:, None] * dv_n + d[None, :], tl.trans(dv).to(DV.dtype.element_ty), mask=at)
+    tl.store(
+        DK + b * dk_b + h * dk_h + cols[:, None] * dk_n + d[None, :],
+        tl.trans(new * dk).to(DK.dtype.element_ty),
+        mask=at,
+    )
+    tl.store(
+        DV + b * dv_b + h * dv_h + cols[:, None] * dv_n + d[None, :], tl.trans(dv).to(DV.dtype.element_ty), mask=at
+    )
     if LEARNED:
         tl.store(DALPHA + bh * columns + j, tl.sum(dalpha, 0))
 

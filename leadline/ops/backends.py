@@ -1,0 +1,53 @@
+"""Which implementation of an operator runs: what is asked for, what is there, and one warning where it does not fit."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from leadline.errors import check_choice
+
+BACKENDS = ("auto", "fused", "linear", "reference")
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+_warned: set[str] = set()  # each reason is told once
+_forced: str | None = None  # by use_backend
+
+
+@contextmanager
+def use_backend(backend: str) -> Iterator[None]:
+    """Inside, every operator runs on ``backend``, whatever its argument says.
+
+    It holds in all threads: activation checkpointing recomputes in the threads of the backward pass.
+    """
+    global _forced
+    check_choice("backend", backend, BACKENDS)
+    before, _forced = _forced, backend
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+def chosen(backend: str, allowed: tuple[str, ...] = BACKENDS) -> str:
+    """What was asked for, or what ``use_backend`` says."""
+    check_choice("backend", backend, allowed)
+    return _forced or backend
+
+
+def worth_trying(backend: str, q: Tensor) -> bool:
+    """Whether kernels come into question: a GPU or an express wish, and Triton; says once if only Triton is missing."""
+    if backend == "reference" or not (q.is_cuda or backend in ("fused", "linear")):
+        return False
+    if not HAS_TRITON:
+        warn_once("attention runs on its slow reference path: Triton is not installed (pip install 'leadline[gpu]')")
+    return HAS_TRITON
+
+
+def warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, stacklevel=4)

@@ -1,0 +1,53 @@
+"""Attention with a dense additive bias that has a gradient."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from leadline.errors import LeadlineError
+from leadline.ops.backends import chosen, warn_once, worth_trying
+from leadline.ops.hopfield import reference
+
+__all__ = ["biased_attention"]
+
+
+def biased_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    *,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """softmax(scale q k^T + bias) v, differentiable in all four.
+
+    q (B, H, M, D); k, v (B, Hkv, N, D) with Hkv a divisor of H. bias broadcasts to (B, H, M, N) and is never written
+    out at that size; its gradient has its own shape and, like all results here, is the same from run to run.
+
+    mask     boolean (True = may be attended to) or a float tensor to add; broadcasts to (B, H, M, N).
+    causal   query i sees the keys up to i + N - M. A query with nothing to attend to gives 0.
+    scale    1 / sqrt(D) unless given.
+    backend  "reference", "fused" (Triton kernels on a GPU) or "auto": fused where it can be. Inputs that the kernels do
+             not take run on the reference, with one warning that says why.
+    """
+    backend = chosen(backend, ("auto", "fused", "reference"))
+    reference.check_heads(q, k, v, 0.0)
+    full = (*q.shape[:3], k.shape[2])
+    if bias.ndim > 4 or any(
+        given not in (1, wanted) for given, wanted in zip(bias.shape[::-1], full[::-1], strict=False)
+    ):
+        raise LeadlineError(f"bias has shape {tuple(bias.shape)}; it must broadcast to {full}")
+    if worth_trying(backend, q):
+        from leadline.ops.biased import fused
+
+        reason = fused.unsupported(q, k, v, mask)
+        if reason is None:
+            return fused.biased_attention(q, k, v, bias, mask, causal, dropout, scale)
+        warn_once(f"biased attention runs on its slow reference path: {reason}")
+    return reference.hopfield_attention(
+        q, k, v, alpha_prime=0.0, bias=bias, mask=mask, causal=causal, dropout=dropout, scale=scale
+    )[0]

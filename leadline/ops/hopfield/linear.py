@@ -1,0 +1,261 @@
+"""The linear-memory path: for sequences so long that no N x N tensor fits.
+
+The state is, for each layer so far, its queries, its keys and a small tensor (2, H): what the layer did to the scores,
+h <- c[0] h + c[1] q k^T. Scores are rebuilt from these inside the kernels: l products for layer l, instead of one and
+a read. With a window of W layers the older ones are left out; what is neglected has the weight alpha'^W at most.
+
+Backward goes through the queries in strips: a kernel writes the weights P and the gradient G of the scores of a strip,
+strip x N, and large matrix products do the rest, since G meets the queries and keys of all layers at once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from leadline.ops.hopfield import linear_kernels as kernels
+from leadline.ops.hopfield.reference import check_heads, check_start
+
+PIECE = 2**27  # bytes of the largest temporary tensor
+
+
+def unsupported(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: tuple[Tensor, ...] | None,
+    alpha_prime: float | Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+) -> str | None:
+    """Why these inputs cannot take the linear-memory path, or None."""
+    B, _, N, D = q.shape
+    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32) or not q.dtype == k.dtype == v.dtype:
+        return f"the inputs are {q.dtype}, {k.dtype}, {v.dtype}; it takes one of float16, bfloat16, float32"
+    if D > 128 or v.shape[-1] != D:
+        return f"the head width is {D} (values {v.shape[-1]}); it takes up to 128, the same for values"
+    if bias is not None:
+        return "a bias is carried"
+    if isinstance(alpha_prime, Tensor) and alpha_prime.requires_grad:
+        return "alpha' is learned"
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (B, 1, 1, N)):
+        return f"the mask is {mask.dtype} {tuple(mask.shape)}; it takes key padding, boolean (B, 1, 1, N)"
+    if state is not None and not is_state(state):
+        return "the state comes from another path"
+    return None
+
+
+def is_state(state: tuple[Tensor, ...]) -> bool:
+    return len(state) % 3 == 0
+
+
+def hopfield_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: tuple[Tensor, ...] | None = None,
+    *,
+    alpha_prime: float | Tensor = 0.5,
+    start: str = "zero",
+    mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    scale: float | None = None,
+    window: int | None = None,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """See ``leadline.ops.hopfield_attention``."""
+    check_start(start)
+    check_heads(q, k, v, alpha_prime)
+    state = state or ()
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    keep = torch.as_tensor(alpha_prime, dtype=torch.float32, device=q.device).expand(q.shape[1])
+    new = torch.ones_like(keep) if start == "scores" and not state else 1 - keep
+    state = (*state, q, k, torch.stack((keep, scale * new)))
+    if window is not None:
+        state = state[-3 * window :]
+    seed = torch.randint(2**31, (1,), device=q.device) if dropout else None
+    padding = None if mask is None else mask[:, 0, 0].contiguous()
+    v = v if v.stride(-1) == 1 else v.contiguous()
+    out, _ = _forward(list(state[0::3]), list(state[1::3]), list(state[2::3]), v, padding, seed, causal, dropout)
+    return out, state
+
+
+@torch.library.custom_op("leadline::hopfield_linear_forward", mutates_args=())
+def _forward(
+    queries: list[Tensor],
+    keys: list[Tensor],
+    strengths: list[Tensor],
+    v: Tensor,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    causal: bool,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    out, lse = _outputs(queries[-1])
+    for b, heads in _pieces(queries, queries[0].shape[1] // v.shape[1]):
+        q, k, c, values = _side_by_side(queries, keys, strengths, v, b, heads)
+        o = out[b, heads]
+        kernels.forward_kernel(
+            (math.ceil(q.shape[1] / _block(v)), q.shape[0]),
+            (q, k, c, values, o, lse[b, heads], None if mask is None else mask[b], _shifted(seed, b, heads)),
+            (*values.stride()[:2], *o.stride()[:2], q.shape[1], len(queries)),
+            (causal, mask is not None, dropout, *_constants(v)),
+            **_options(v),
+        )
+    return out, lse
+
+
+@_forward.register_fake
+def _(queries, keys, strengths, v, mask, seed, causal, dropout):  # type: ignore[no-untyped-def]
+    return _outputs(queries[-1])
+
+
+@torch.library.custom_op("leadline::hopfield_linear_backward", mutates_args=())
+def _backward(
+    d_out: Tensor,
+    queries: list[Tensor],
+    keys: list[Tensor],
+    strengths: list[Tensor],
+    v: Tensor,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    causal: bool,
+    dropout: float,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """The gradients of all queries, of all keys, and of v."""
+    _, H, N, D = out.shape
+    d_queries, d_keys, d_v = _gradients(queries, keys, v)
+    weights = _weights(strengths)  # (L, H)
+    group = H // v.shape[1]
+    for b, heads in _pieces(queries, queries[0].shape[1] // v.shape[1]):
+        q, k, c, values = _side_by_side(queries, keys, strengths, v, b, heads)
+        do = d_out[b, heads]
+        delta = (out[b, heads].float() * do.float()).sum(-1)
+        count, width = q.shape[0], q.shape[2]
+        dq = torch.empty(count, N, width, dtype=torch.float32, device=v.device)
+        dk = torch.zeros_like(dq)
+        dv = torch.zeros(count, N, D, dtype=torch.float32, device=v.device)
+        block = _block(v)
+        strip = max(block, PIECE // (count * N * v.element_size()) // block * block)
+        for first in range(0, N, strip):
+            end = min(N, first + strip)
+            seen = end if causal else N
+            p, g = (torch.empty(count, end - first, seen, dtype=v.dtype, device=v.device) for _ in range(2))
+            kernels.gradient_kernel(
+                (math.ceil(seen / block), math.ceil((end - first) / block), count),
+                (q, k, c, values, do, lse[b, heads], delta, None if mask is None else mask[b],
+                 _shifted(seed, b, heads), p, g),
+                (*values.stride()[:2], *do.stride()[:2], first, seen, end - first, N, len(queries)),
+                (causal, mask is not None, dropout, *_constants(v)),
+                **_options(v),
+            )  # fmt: skip
+            _add_product(dq[:, first:end], g, k[:, :seen], beta=0)
+            _add_product(dk[:, :seen], g.mT, q[:, first:end])
+            _add_product(dv[:, :seen], p.mT, do[:, first:end])
+        for m, (w, to_q, to_k) in enumerate(zip(weights, d_queries, d_keys, strict=True)):
+            part, w = slice(m * D, (m + 1) * D), w[heads, None, None]
+            to_q[b, heads] = w * dq[..., part]
+            _put(to_k, b, heads, group, w * dk[..., part])
+        _put(d_v, b, heads, group, dv)
+    return d_queries, d_keys, d_v
+
+
+@_backward.register_fake
+def _(d_out, queries, keys, strengths, v, *rest):  # type: ignore[no-untyped-def]
+    return _gradients(queries, keys, v)
+
+
+def _remember(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    queries, keys, strengths, v, mask, seed, *ctx.options = inputs
+    ctx.layers = len(queries)
+    ctx.save_for_backward(*queries, *keys, *strengths, v, mask, seed, *output)
+
+
+def _differentiate(ctx, d_out, _):  # type: ignore[no-untyped-def]
+    L, saved = ctx.layers, ctx.saved_tensors
+    d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
+    d_queries, d_keys, d_v = _backward(
+        d_out, list(saved[:L]), list(saved[L : 2 * L]), list(saved[2 * L : 3 * L]), *saved[3 * L :], *ctx.options
+    )
+    return d_queries, d_keys, [None] * L, d_v, *[None] * 4
+
+
+_forward.register_autograd(_differentiate, setup_context=_remember)
+
+
+def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
+    B, H, N, D = q.shape
+    out = q.new_empty_strided(q.shape, (N * H * D, D, H * D, 1))  # laid out for the projection that follows
+    return out, q.new_empty(B, H, N, dtype=torch.float32)
+
+
+def _gradients(queries: list[Tensor], keys: list[Tensor], v: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    fresh = lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device)  # noqa: E731
+    return [fresh(q) for q in queries], [fresh(k) for k in keys], fresh(v)
+
+
+def _pieces(queries: list[Tensor], group: int) -> list[tuple[int, slice]]:
+    """Sample and heads that are worked on at once: as many heads as keep the temporary tensors small."""
+    B, H, N, D = queries[0].shape
+    most = PIECE // (4 * N * len(queries) * D)  # by the gradients of all keys, in float32
+    count = max(group, min(H, most // group * group))  # heads that share their keys stay together
+    return [(b, slice(h, min(H, h + count))) for b in range(B) for h in range(0, H, count)]
+
+
+def _side_by_side(
+    queries: list[Tensor], keys: list[Tensor], strengths: list[Tensor], v: Tensor, b: int, heads: slice
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries and keys (heads, N, L D), strengths (L, 2, heads), values (heads, N, D) of one piece."""
+    q = torch.cat([x[b, heads] for x in queries], dim=-1)
+    group = queries[0].shape[1] // v.shape[1]
+    shared = slice(heads.start // group, heads.stop // group)
+    k, values = torch.cat([x[b, shared] for x in keys], dim=-1), v[b, shared]
+    if group > 1:
+        k, values = k.repeat_interleave(group, dim=0), values.repeat_interleave(group, dim=0)
+    return q, k, torch.stack(strengths)[..., heads].contiguous(), values
+
+
+def _weights(strengths: list[Tensor]) -> Tensor:
+    """(L, H): the weight of each layer's q k^T in the last layer's scores."""
+    weights, later = [], torch.ones_like(strengths[0][0])
+    for keep, new in reversed(strengths):
+        weights.append(new * later)
+        later = later * keep
+    return torch.stack(weights[::-1])
+
+
+def _add_product(acc: Tensor, a: Tensor, b: Tensor, beta: int = 1) -> None:
+    """acc (float32) = beta acc + a b, accumulated in float32."""
+    if a.is_cuda and a.dtype != torch.float32:
+        torch.baddbmm(acc, a, b, out_dtype=torch.float32, beta=beta, out=acc)
+    else:
+        torch.baddbmm(acc, a.float(), b.float(), beta=beta, out=acc)
+
+
+def _put(to: Tensor, b: int, heads: slice, group: int, grad: Tensor) -> None:
+    """Write the gradients (heads, N, D) of keys or values; query heads that share one are added up."""
+    to[b, heads.start // group : heads.stop // group] = grad.unflatten(0, (-1, group)).sum(1)
+
+
+def _shifted(seed: Tensor | None, b: int, heads: slice) -> Tensor | None:
+    """A seed of its own for each piece; within one it differs by the head."""
+    return None if seed is None else seed + 1009 * b + heads.start
+
+
+def _block(v: Tensor) -> int:
+    """Tokens on each side of a program's block of scores."""
+    return 64 if v.dtype == torch.float32 else 128
+
+
+def _constants(v: Tensor) -> tuple[object, ...]:
+    """D, BLOCK_D, BM, BN, PRECISION of the kernels."""
+    D, single = v.shape[-1], v.dtype == torch.float32
+    return D, max(16, 1 << (D - 1).bit_length()), _block(v), _block(v), "ieee" if single else "tf32"
+
+
+def _options(v: Tensor) -> dict[str, int]:
+    return {"num_warps": 4, "num_stages": 1} if v.dtype == torch.float32 else {"num_warps": 8, "num_stages": 3}

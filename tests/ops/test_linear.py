@@ -1,0 +1,88 @@
+"""The linear-memory path against the reference in float64: on the GPU, or by Triton's interpreter on small shapes."""
+
+import pytest
+import torch
+from test_fused import DEVICE, GPU, TOLERANCE, compare, draw, through
+
+from leadline.ops.hopfield import linear, reference
+
+SHAPES = [(1, 16), (70, 24), (130, 16)]  # tokens, head width
+if GPU:
+    SHAPES = [(1, 64), (130, 41), (1000, 64), (1024, 128)]
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("N", "D"), SHAPES)
+def test_shapes(N, D, causal, dtype):
+    layers = draw(2, 2, 2, N, D, dtype=dtype)
+    compare(layers, dtype, [0.5, 0.5], attention=linear.hopfield_attention, causal=causal)
+
+
+@pytest.mark.parametrize("start", ["zero", "scores"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_grouped_queries_padding_and_starts_in_pieces_and_strips(start, padded, monkeypatch):
+    monkeypatch.setattr(linear, "PIECE", 2 * 64 * 150 * 4)  # one pair of heads and 64 queries at a time
+    layers = draw(2, 4, 2, 150, 16)
+    mask = None
+    if padded:
+        mask = torch.ones(2, 1, 1, 150, dtype=torch.bool, device=DEVICE)
+        mask[0, ..., :5] = mask[1, ..., 66:] = False  # the first five queries of sample 0 see nothing
+    options = {"start": start, "causal": True, "mask": mask, "scale": 0.3}
+    compare(layers, torch.float32, [0.2, 0.5, 0.8, 0.4], attention=linear.hopfield_attention, **options)
+
+
+def test_a_window_forgets_the_oldest_layers():
+    """With W layers the error of the scores is at most alpha'^W times what was left out."""
+    layers = draw(1, 2, 2, 40, 16, layers=5)
+    state, whole = None, None
+    for q, k, v in layers:
+        out, state = linear.hopfield_attention(q, k, v, state, alpha_prime=0.5, window=3)
+        _, whole = reference.hopfield_attention(q.double(), k.double(), v.double(), whole, alpha_prime=0.5)
+    assert len(state) == 9  # three layers of queries, keys, strengths
+    scores = [q.double() @ k.double().mT / 4 for q, k, _ in layers]
+    kept = sum(0.5 ** (5 - m) * s for m, s in enumerate(scores) if m >= 2)
+    assert torch.allclose(out.double(), kept.softmax(-1) @ layers[-1][2].double(), atol=1e-5)
+    left_out = max(s.abs().max() for s in scores[:2])
+    assert (kept - whole[0]).abs().max() <= 0.5**3 * left_out
+
+
+def test_no_tensor_of_all_pairs_is_kept_and_runs_repeat():
+    layers = draw(1, 2, 2, 130, 16, dtype=torch.float16)
+    state = None
+    for q, k, v in layers:
+        _, state = linear.hopfield_attention(q, k, v, state)
+    assert max(x.numel() for x in state) == layers[0][0].numel()
+    runs = [through(linear.hopfield_attention, layers, torch.float16, [0.5, 0.5], causal=True) for _ in range(2)]
+    for one, other in zip([*runs[0][0], *runs[0][1]], [*runs[1][0], *runs[1][1]], strict=True):
+        assert torch.equal(one, other)
+
+
+def test_dropout_has_its_gradient():
+    q, k, v = (x.requires_grad_() for x in draw(1, 1, 1, 70, 16, layers=1)[0])
+    direction = torch.randn(q.shape, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    target = torch.randn(q.shape, generator=torch.Generator().manual_seed(4)).to(DEVICE)
+
+    def value(step):
+        torch.manual_seed(1)
+        return (linear.hopfield_attention(q + step * direction, k, v, dropout=0.4)[0].double() * target).sum()
+
+    (gradient,) = torch.autograd.grad(value(0.0), q)
+    with torch.no_grad():
+        numeric = (value(1e-2) - value(-1e-2)) / 2e-2
+    assert torch.allclose((gradient * direction).sum().double(), numeric, rtol=2e-3)
+    assert not torch.allclose(value(0.0), (linear.hopfield_attention(q, k, v)[0].double() * target).sum(), rtol=1e-3)
+
+
+def test_what_it_does_not_take_is_named():
+    q, k, v = draw(1, 2, 2, 20, 16, layers=1)[0]
+    no = lambda **change: linear.unsupported(  # noqa: E731
+        **{"q": q, "k": k, "v": v, "state": None, "alpha_prime": 0.5, "bias": None, "mask": None, **change}
+    )
+    assert no() is None
+    assert "a bias is carried" in no(bias=torch.zeros(20, 20))
+    assert "alpha' is learned" in no(alpha_prime=torch.tensor(0.5, requires_grad=True))
+    assert "another path" in no(state=(torch.zeros(1, 2, 20, 20),))
+    assert "float64" in no(q=q.double())
+    assert "head width" in no(v=v[..., :8])
+    assert "key padding" in no(mask=torch.ones(20, 20, dtype=torch.bool))
