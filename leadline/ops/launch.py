@@ -1,7 +1,8 @@
 """Launching a Triton kernel with little overhead.
 
 Triton looks at every argument of every launch anew, to find the compiled kernel that fits: 40 microseconds for the
-kernels here, longer than some of them run. The same shapes come again and again, so that answer is kept.
+kernels here, longer than some of them run. The same shapes come again and again, so a launch is prepared once for given
+shapes, strides and options (callers keep it, by ``functools.lru_cache``), and then called with tensors alone.
 """
 
 # mypy: ignore-errors
@@ -14,39 +15,42 @@ from torch import Tensor
 
 
 class Kernel:
-    """A ``triton.jit`` function whose parameters are tensors first, then numbers, then ``tl.constexpr``."""
+    """A ``triton.jit`` function whose parameters are tensors, then floats, then ints, then ``tl.constexpr``."""
 
     def __init__(self, jitted: Any):
         self.jitted = jitted
-        self.compiled: dict[tuple, Any] = {}
 
-    def __call__(
-        self,
-        grid: tuple[int, ...],
-        tensors: tuple[Tensor | None, ...],
-        numbers: tuple[float, ...],
-        constants: tuple[Any, ...],
-        **options: int,
-    ) -> None:
-        pointers = [None if x is None else x.data_ptr() for x in tensors]
-        key = (
-            tensors[0].device.index,
-            tuple(None if x is None else x.dtype for x in tensors),
-            tuple(x for x in numbers if isinstance(x, int)),  # Triton looks at floats by their type alone
-            constants,
-            tuple(options.values()),
-        )
-        compiled = self.compiled.get(key)
-        if compiled is None or any(x is not None and x % 16 for x in pointers):
-            names = self.jitted.arg_names[len(tensors) + len(numbers) :]
-            with torch.cuda.device_of(tensors[0]):
-                found = self.jitted[grid](*tensors, *numbers, **dict(zip(names, constants, strict=True)), **options)
-            if found is not None and all(x is None or x % 16 == 0 for x in pointers):  # None: Triton's interpreter
-                self.compiled[key] = found
+    def prepare(
+        self, grid: tuple[int, ...], ints: tuple[int, ...], constants: tuple[Any, ...], **options: int
+    ) -> Launch:
+        return Launch(self.jitted, grid, ints, constants, options)
+
+
+class Launch:
+    """One kernel at one grid; every call must bring tensors of the same dtypes, on the same device."""
+
+    def __init__(self, jitted: Any, grid: tuple, ints: tuple, constants: tuple, options: dict[str, int]):
+        self.jitted, self.grid, self.options = jitted, grid, options
+        self.tail = (*ints, *constants)
+        self.run = None  # of the compiled kernel, once there is one
+
+    def __call__(self, tensors: tuple[Tensor | None, ...], floats: tuple[float, ...] = ()) -> None:
+        device = tensors[0].device
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self(tensors, floats)
             return
-        grid = (*grid, 1, 1)[:3]
-        if tensors[0].device.index == torch.cuda.current_device():
-            compiled[grid](*pointers, *numbers, *constants)
-        else:
-            with torch.cuda.device_of(tensors[0]):
-                compiled[grid](*pointers, *numbers, *constants)
+        pointers, together = [], 0
+        for tensor in tensors:
+            pointer = None if tensor is None else tensor.data_ptr()
+            pointers.append(pointer)
+            together |= pointer or 0
+        aligned = together % 16 == 0  # what Triton compiles for depends on this
+        if self.run is not None and aligned:
+            self.run(*pointers, *floats, *self.tail)
+            return
+        names = self.jitted.arg_names[len(tensors) + len(floats) :]
+        rest = dict(zip(names, self.tail, strict=True))
+        compiled = self.jitted[self.grid](*tensors, *floats, **rest, **self.options)
+        if aligned and compiled is not None:  # Triton's interpreter returns None
+            self.run = compiled[(*self.grid, 1, 1)[:3]]

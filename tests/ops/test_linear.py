@@ -19,6 +19,14 @@ def test_shapes(N, D, causal, dtype):
     compare(layers, dtype, [0.5, 0.5], attention=linear.hopfield_attention, causal=causal)
 
 
+def test_strengths_other_than_a_power_of_two():
+    """With 1/2 the weights of the layers are multiplied into the queries; with others that would round."""
+    layers = draw(1, 2, 2, 70, 16, dtype=torch.float16)
+    assert linear._ready(torch.tensor([[0.125, 4.0], [0.25, 1.0]], dtype=torch.float64))
+    assert not linear._ready(torch.tensor([[0.21, 0.25], [0.3, 0.5]], dtype=torch.float64))
+    compare(layers, torch.float16, [0.7, 0.5], attention=linear.hopfield_attention, causal=True)
+
+
 @pytest.mark.parametrize("start", ["zero", "scores"])
 @pytest.mark.parametrize("padded", [False, True])
 def test_grouped_queries_padding_and_starts_in_pieces_and_strips(start, padded, monkeypatch):

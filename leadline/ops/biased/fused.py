@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from leadline.ops.biased import kernels
+
+BLOCK = 64  # queries and keys of a program's block of scores
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str | None:
@@ -55,16 +58,9 @@ def _forward(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """out and lse; bias (B or 1, H or 1, M, N)."""
-    B, H, M, _ = q.shape
     out, lse = _outputs(q)
-    BM, _ = _blocks(q)
-    kernels.forward_kernel(
-        (math.ceil(M / BM), B * H),
-        (q, k, v, bias, out, lse, mask, seed),
-        (scale, *_strides(q, k, v), *_bias_strides(bias), *_strides(out), H, H // k.shape[1], M, k.shape[2]),
-        (causal, dropout, *_constants(q)),
-        **_options(q),
-    )
+    launch = _forward_launch(*_plan(q, k, v, bias), out.stride(), (causal, dropout))
+    launch((q, k, v, bias, out, lse, mask, seed), (scale,))
     return out, lse
 
 
@@ -84,35 +80,60 @@ def _backward(
     wanted: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv and the gradient of the bias, which is empty unless wanted."""
-    B, H, M, N = *q.shape[:3], k.shape[2]
     dq, dk, dv, d_bias = _gradients(q, k, bias, wanted)
     delta = (out.float() * d_out.float()).sum(-1)
-    group = H // k.shape[1]
-    full = wanted and bias.shape[:2] == (B, H)
+    full = wanted and bias.shape[:2] == q.shape[:2]
+    column, row, shared = _backward_launches(*_plan(q, k, v, bias), d_out.stride(), (causal, dropout))
     tensors = (q, k, v, bias, d_out, lse, delta, mask, seed)
-    strides = (*_strides(q, k, v), *_bias_strides(bias), *_strides(d_out))
-    constants, options, (BM, BN) = (causal, dropout, *_constants(q)), _options(q), _blocks(q)
-    g = d_bias if full else None
-    sizes = (H, group, M, N)
-    kernels.column_kernel(
-        (math.ceil(N / BN), B * H), (*tensors, dk, dv, g), (scale, *strides, *_strides(dk), *sizes), constants,
-        **options,
-    )  # fmt: skip
-    kernels.row_kernel(
-        (math.ceil(M / BM), B * H), (*tensors, dq, g), (scale, *strides, *_strides(dq), *sizes), constants, **options
-    )
+    column((*tensors, dk, dv, d_bias if full else None), (scale,))
+    row((*tensors, dq, d_bias if full else None), (scale,))
     if wanted and not full:
-        owners = bias.shape[0] * bias.shape[1]
-        kernels.bias_kernel(
-            (math.ceil(N / BN), math.ceil(M / BM), owners),
-            (*tensors, d_bias),
-            (scale, *strides, B, *sizes, bias.shape[1]),
-            (bias.shape[0] == 1, bias.shape[1] == 1, *constants),
-            **options,
-        )
+        shared((*tensors, d_bias), (scale,))
+    group = q.shape[1] // k.shape[1]
     if group > 1:
         dk, dv = (x.unflatten(1, (-1, group)).float().sum(2).to(x.dtype) for x in (dk, dv))
     return dq, dk, dv, d_bias
+
+
+def _plan(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[object, ...]:
+    """All that a launch depends on, but for the options."""
+    strides = (q.stride(), k.stride(), v.stride(), bias.stride())
+    return q.device, q.dtype, q.shape, k.shape, (bias.dtype, bias.shape), strides
+
+
+@lru_cache(maxsize=1024)
+def _forward_launch(device, dtype, q_shape, k_shape, bias, strides, out, options):  # type: ignore[no-untyped-def]
+    sizes, strides, grid = _arguments(q_shape, k_shape, bias, strides)
+    return kernels.forward_kernel.prepare(
+        grid[0], (*strides, *out[:3], *sizes), (*options, *_constants(q_shape, dtype)), **_speed(dtype)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _backward_launches(device, dtype, q_shape, k_shape, bias, strides, d_out, options):  # type: ignore[no-untyped-def]
+    """Of the column, the row and the bias kernel."""
+    sizes, strides, grid = _arguments(q_shape, k_shape, bias, strides)
+    B, H, M, D = q_shape
+    N = k_shape[2]
+    strides, constants, speed = (*strides, *d_out[:3]), (*options, *_constants(q_shape, dtype)), _speed(dtype)
+    to_k, to_q = (H * N * D, N * D, D), (H * M * D, M * D, D)  # gradients are contiguous
+    shared = tuple(size == 1 for size in bias[1][:2])
+    return (
+        kernels.column_kernel.prepare(grid[1], (*strides, *to_k, *sizes), constants, **speed),
+        kernels.row_kernel.prepare(grid[0], (*strides, *to_q, *sizes), constants, **speed),
+        kernels.bias_kernel.prepare(grid[2], (*strides, B, *sizes, bias[1][1]), (*shared, *constants), **speed),
+    )
+
+
+def _arguments(q_shape, k_shape, bias, strides):  # type: ignore[no-untyped-def]
+    """Sizes, strides, and the grids over queries, over keys and over the bias."""
+    B, H, M, _ = q_shape
+    N = k_shape[2]
+    *qkv, of_bias = strides
+    of_bias = [0 if size == 1 else stride for size, stride in zip(bias[1], of_bias, strict=True)]  # 0 where shared
+    rows, columns = math.ceil(M / BLOCK), math.ceil(N / BLOCK)
+    grid = (rows, B * H), (columns, B * H), (columns, rows, bias[1][0] * bias[1][1])
+    return (H, H // k_shape[1], M, N), (*(s for x in qkv for s in x[:3]), *of_bias), grid
 
 
 class _Attention(torch.autograd.Function):
@@ -172,25 +193,11 @@ def _gradients(q: Tensor, k: Tensor, bias: Tensor, wanted: bool) -> tuple[Tensor
     return q.new_empty(q.shape), dk, dv, bias.new_empty(bias.shape if wanted else 0)
 
 
-def _strides(*tensors: Tensor) -> tuple[int, ...]:
-    return tuple(s for x in tensors for s in x.stride()[:3])
-
-
-def _bias_strides(bias: Tensor) -> tuple[int, ...]:
-    """Strides of the four dimensions, 0 where one is shared."""
-    return tuple(0 if size == 1 else s for size, s in zip(bias.shape, bias.stride(), strict=True))
-
-
-def _blocks(q: Tensor) -> tuple[int, int]:
-    """Queries and keys of a program's block of scores."""
-    return 64, 64
-
-
-def _constants(q: Tensor) -> tuple[object, ...]:
+def _constants(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[object, ...]:
     """D, BLOCK_D, BM, BN, PRECISION of the kernels."""
-    D = q.shape[-1]
-    return D, max(16, 1 << (D - 1).bit_length()), *_blocks(q), "ieee" if q.dtype == torch.float32 else "tf32"
+    D = shape[-1]
+    return D, max(16, 1 << (D - 1).bit_length()), BLOCK, BLOCK, "ieee" if dtype == torch.float32 else "tf32"
 
 
-def _options(q: Tensor) -> dict[str, int]:
-    return {"num_warps": 4, "num_stages": 1 if q.dtype == torch.float32 else 2}
+def _speed(dtype: torch.dtype) -> dict[str, int]:
+    return {"num_warps": 4, "num_stages": 1 if dtype == torch.float32 else 2}

@@ -90,7 +90,7 @@ def _long(q: Tensor, k: Tensor, state: tuple[Tensor, ...] | None, causal: bool) 
 
     if state is not None:
         return linear.is_state(state)
-    size = q.element_size() * math.prod(fused.state_shape(q, causal))
+    size = q.element_size() * math.prod(fused.state_shape(q.shape, causal))
     if not q.is_cuda or size < 2**30:
         return False
     if torch.compiler.is_compiling():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from leadline.ops.hopfield import fused_kernels as kernels
 from leadline.ops.hopfield.reference import check_heads, check_start
+from leadline.ops.launch import Launch
 
 TILE = 64
 WARPS, STAGES = 4, 3  # the best of a sweep on an H200, see docs/kernels.md; a tile is laid out for 4 warps
@@ -33,15 +35,15 @@ def unsupported(
         return "a bias is carried"
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (B, 1, 1, N)):
         return f"the mask is {mask.dtype} {tuple(mask.shape)}; it takes key padding, boolean (B, 1, 1, N)"
-    if state is not None and (state[0].shape != state_shape(q, causal) or state[0].dtype != q.dtype):
+    if state is not None and (state[0].shape != state_shape(q.shape, causal) or state[0].dtype != q.dtype):
         return "the state comes from the reference path"
     return None
 
 
-def state_shape(q: Tensor, causal: bool) -> tuple[int, int, int, int]:
-    """(batch x heads, tiles, T, T): the tiles of each head, the lower ones only when causal."""
-    side = math.ceil(q.shape[2] / TILE)
-    return q.shape[0] * q.shape[1], side * (side + 1) // 2 if causal else side * side, TILE, TILE
+def state_shape(shape: tuple[int, ...], causal: bool) -> tuple[int, int, int, int]:
+    """(batch x heads, tiles, T, T) for queries of this shape: the tiles of each head, the lower ones when causal."""
+    side = math.ceil(shape[2] / TILE)
+    return shape[0] * shape[1], side * (side + 1) // 2 if causal else side * side, TILE, TILE
 
 
 def hopfield_attention(
@@ -95,16 +97,33 @@ def _forward(
     learned: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """out, the new state and lse."""
-    B, H, N, _ = q.shape
     out, state, lse = _outputs(q, causal)
-    kernels.forward_kernel(
-        (math.ceil(N / TILE), B * H),
-        (q, k, v, per_head, _bits(before), _bits(state), out, lse, mask, seed),
-        (strength, scale, *_strides(q, k, v, out), H, H // k.shape[1], N, state.shape[1]),
-        (before is None, whole, causal, mask is not None, dropout, *_constants(q)),
-        num_warps=WARPS, num_stages=2 if q.dtype == torch.float32 else STAGES,
-    )  # fmt: skip
+    options = (before is None, whole, causal, mask is not None, dropout)
+    launch = _forward_launch(q.device, q.dtype, q.shape, k.shape[1], q.stride(), k.stride(), v.stride(), options)
+    launch((q, k, v, per_head, _bits(before), _bits(state), out, lse, mask, seed), (strength, scale))
     return out, state, lse
+
+
+@lru_cache(maxsize=1024)
+def _forward_launch(
+    device: torch.device,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    kv_heads: int,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    v: tuple[int, ...],
+    options: tuple[object, ...],
+) -> Launch:
+    """q, k, v: strides."""
+    B, H, N, _ = shape
+    tiles = state_shape(shape, bool(options[2]))[1]
+    return kernels.forward_kernel.prepare(
+        (math.ceil(N / TILE), B * H),
+        (*q[:3], *k[:3], *v[:3], *_packed(shape)[:3], H, H // kv_heads, N, tiles),
+        (*options, *_constants(shape, dtype)),
+        num_warps=WARPS, num_stages=2 if dtype == torch.float32 else STAGES,
+    )  # fmt: skip
 
 
 def _backward(
@@ -129,29 +148,20 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, the gradient of the state before and that of alpha'."""
     B, H, N, _ = q.shape
-    first, group, tiles = before is None, H // k.shape[1], state.shape[1]
-    scaled = not first and not learned  # G times alpha' is then what the layer before gets
+    first = before is None
     dq, dk, dv, grad, d_strength = _gradients(q, state)
     delta = torch.empty_like(lse)
-    side = math.ceil(N / TILE)
-    partial = torch.empty(B, H, side, dtype=torch.float32, device=q.device) if learned else None
-    grid, constants = (side, B * H), _constants(q)
-    options = {"num_warps": WARPS, "num_stages": 1 if q.dtype == torch.float32 else STAGES}
-    kernels.delta_kernel(grid, (out, d_out, delta), (*_strides(out, d_out), H, N), constants[:3], num_warps=4)
-    kernels.column_kernel(
-        grid,
+    partial = torch.empty(B, H, math.ceil(N / TILE), dtype=torch.float32, device=q.device) if learned else None
+    # unless learned, G is stored times alpha', which is what the layer before gets
+    options = (d_state is not None, first, whole, learned, not first and not learned, causal, mask is not None, dropout)
+    strides = (q.stride(), k.stride(), v.stride(), d_out.stride())
+    launches = _backward_launches(q.device, q.dtype, q.shape, k.shape[1], strides, options)
+    launches[0]((out, d_out, delta))
+    launches[1](
         (q, v, per_head, _bits(state), _bits(before), d_state, d_out, lse, delta, mask, grad, dk, dv, partial, seed),
-        (strength, scale, *_strides(q, v, d_out, dk, dv), H, group, N, tiles),
-        (d_state is not None, first, whole, learned, scaled, causal, mask is not None, dropout, *constants),
-        **options,
+        (strength, scale),
     )
-    kernels.row_kernel(
-        grid,
-        (k, per_head, grad, dq),
-        (strength, scale, *_strides(k, dq), H, group, N, tiles),
-        (first, whole, scaled, causal, *constants),
-        **options,
-    )
+    launches[2]((k, per_head, grad, dq), (strength, scale))
     if learned:
         assert partial is not None
         assert per_head is not None
@@ -165,6 +175,31 @@ def _backward(
             x.transpose(1, 2).unflatten(2, (groups, -1)).float().sum(3).to(x.dtype).transpose(1, 2) for x in (dk, dv)
         )
     return dq, dk, dv, grad, d_strength
+
+
+@lru_cache(maxsize=1024)
+def _backward_launches(
+    device: torch.device,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    kv_heads: int,
+    strides: tuple[tuple[int, ...], ...],
+    options: tuple[object, ...],
+) -> tuple[Launch, Launch, Launch]:
+    """strides: of q, k, v and the output's gradient."""
+    B, H, N, _ = shape
+    _, first, whole, _, scaled, causal, _, _ = options
+    q, k, v, d_out = (x[:3] for x in strides)
+    packed, constants = _packed(shape)[:3], _constants(shape, dtype)
+    grid, sizes = (math.ceil(N / TILE), B * H), (H, H // kv_heads, N, state_shape(shape, bool(causal))[1])
+    speed = {"num_warps": WARPS, "num_stages": 1 if dtype == torch.float32 else STAGES}
+    return (
+        kernels.delta_kernel.prepare(grid, (*packed, *d_out, H, N), constants[:3], num_warps=4),
+        kernels.column_kernel.prepare(
+            grid, (*q, *v, *d_out, *packed, *packed, *sizes), (*options, *constants), **speed
+        ),
+        kernels.row_kernel.prepare(grid, (*k, *packed, *sizes), (first, whole, scaled, causal, *constants), **speed),
+    )
 
 
 class _Attention(torch.autograd.Function):
@@ -226,29 +261,28 @@ def _differentiate(ctx, d_out, d_state, backward):  # type: ignore[no-untyped-de
 
 
 def _outputs(q: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    B, H, N, D = q.shape
-    out = q.new_empty_strided(q.shape, (N * H * D, D, H * D, 1))  # laid out for the projection that follows
-    state = q.new_empty(state_shape(q, causal))
-    return out, state, q.new_empty(B, H, math.ceil(N / TILE) * TILE, dtype=torch.float32)
+    out = q.new_empty_strided(q.shape, _packed(q.shape))
+    lse = q.new_empty((*q.shape[:2], math.ceil(q.shape[2] / TILE) * TILE), dtype=torch.float32)
+    return out, q.new_empty(state_shape(q.shape, causal)), lse
 
 
 def _gradients(q: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    _, H, N, D = q.shape
-    dq, dk, dv = (q.new_empty_strided(q.shape, (N * H * D, D, H * D, 1)) for _ in range(3))
-    return dq, dk, dv, torch.empty_like(state), q.new_empty(H, dtype=torch.float32)
+    dq, dk, dv = (q.new_empty_strided(q.shape, _packed(q.shape)) for _ in range(3))
+    return dq, dk, dv, torch.empty_like(state), q.new_empty(q.shape[1], dtype=torch.float32)
+
+
+def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a (B, H, N, D) tensor that lies in memory as (B, N, H, D), as the projections around want it."""
+    _, H, N, D = shape
+    return N * H * D, D, H * D, 1
 
 
 def _bits(state: Tensor | None) -> Tensor | None:
     return state.view(torch.float16) if state is not None and state.dtype == torch.bfloat16 else state
 
 
-def _strides(*tensors: Tensor) -> tuple[int, ...]:
-    return tuple(s for x in tensors for s in x.stride()[:3])
-
-
-def _constants(q: Tensor) -> tuple[object, ...]:
+def _constants(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[object, ...]:
     """D, BLOCK_D, T, EXACT, PRECISION of the kernels."""
-    D = q.shape[-1]
+    N, D = shape[2:]
     block = max(16, 1 << (D - 1).bit_length())
-    exact = q.shape[2] % TILE == 0 and block == D
-    return D, block, TILE, exact, "ieee" if q.dtype == torch.float32 else "tf32"
+    return D, block, TILE, N % TILE == 0 and block == D, "ieee" if dtype == torch.float32 else "tf32"

@@ -1,8 +1,9 @@
 """The linear-memory path: for sequences so long that no N x N tensor fits.
 
 The state is, for each layer so far, its queries, its keys and a small tensor (2, H): what the layer did to the scores,
-h <- c[0] h + c[1] q k^T. Scores are rebuilt from these inside the kernels: l products for layer l, instead of one and
-a read. With a window of W layers the older ones are left out; what is neglected has the weight alpha'^W at most.
+h <- c[0] h + c[1] q k^T, kept on the CPU unless alpha' is a tensor elsewhere. Scores are rebuilt from these inside the
+kernels: l products for layer l, instead of one and a read. With a window of W layers the older ones are left out; what
+is neglected has the weight alpha'^W at most.
 
 Backward goes through the queries in strips: a kernel writes the weights P and the gradient G of the scores of a strip,
 strip x N, and large matrix products do the rest, since G meets the queries and keys of all layers at once.
@@ -70,7 +71,7 @@ def hopfield_attention(
     check_heads(q, k, v, alpha_prime)
     state = state or ()
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    keep = torch.as_tensor(alpha_prime, dtype=torch.float32, device=q.device).expand(q.shape[1])
+    keep = torch.as_tensor(alpha_prime, dtype=torch.float32).expand(q.shape[1])
     new = torch.ones_like(keep) if start == "scores" and not state else 1 - keep
     state = (*state, q, k, torch.stack((keep, scale * new)))
     if window is not None:
@@ -94,16 +95,18 @@ def _forward(
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
     out, lse = _outputs(queries[-1])
+    table = torch.stack(strengths).cpu()  # (L, 2, H)
+    weights = _weights(table)
     for b, heads in _pieces(queries, queries[0].shape[1] // v.shape[1]):
-        q, k, c, values = _side_by_side(queries, keys, strengths, v, b, heads)
+        q, k, c, values = _side_by_side(queries, keys, table, weights, v, b, heads)
         o = out[b, heads]
-        kernels.forward_kernel(
+        launch = kernels.forward_kernel.prepare(
             (math.ceil(q.shape[1] / _block(v)), q.shape[0]),
-            (q, k, c, values, o, lse[b, heads], None if mask is None else mask[b], _shifted(seed, b, heads)),
             (*values.stride()[:2], *o.stride()[:2], q.shape[1], len(queries)),
-            (causal, mask is not None, dropout, *_constants(v)),
+            (_ready(weights), causal, mask is not None, dropout, *_constants(v)),
             **_options(v),
         )
+        launch((q, k, c, values, o, lse[b, heads], None if mask is None else mask[b], _shifted(seed, b, heads)))
     return out, lse
 
 
@@ -129,10 +132,12 @@ def _backward(
     """The gradients of all queries, of all keys, and of v."""
     _, H, N, D = out.shape
     d_queries, d_keys, d_v = _gradients(queries, keys, v)
-    weights = _weights(strengths)  # (L, H)
+    table = torch.stack(strengths).cpu()
+    weights = _weights(table)  # (L, H)
+    on_device, ready = weights.to(v.device, torch.float32), _ready(weights)
     group = H // v.shape[1]
     for b, heads in _pieces(queries, queries[0].shape[1] // v.shape[1]):
-        q, k, c, values = _side_by_side(queries, keys, strengths, v, b, heads)
+        q, k, c, values = _side_by_side(queries, keys, table, weights, v, b, heads)
         do = d_out[b, heads]
         delta = (out[b, heads].float() * do.float()).sum(-1)
         count, width = q.shape[0], q.shape[2]
@@ -145,21 +150,22 @@ def _backward(
             end = min(N, first + strip)
             seen = end if causal else N
             p, g = (torch.empty(count, end - first, seen, dtype=v.dtype, device=v.device) for _ in range(2))
-            kernels.gradient_kernel(
+            launch = kernels.gradient_kernel.prepare(
                 (math.ceil(seen / block), math.ceil((end - first) / block), count),
-                (q, k, c, values, do, lse[b, heads], delta, None if mask is None else mask[b],
-                 _shifted(seed, b, heads), p, g),
                 (*values.stride()[:2], *do.stride()[:2], first, seen, end - first, N, len(queries)),
-                (causal, mask is not None, dropout, *_constants(v)),
+                (ready, causal, mask is not None, dropout, *_constants(v)),
                 **_options(v),
-            )  # fmt: skip
+            )
+            padding = None if mask is None else mask[b]
+            launch((q, k, c, values, do, lse[b, heads], delta, padding, _shifted(seed, b, heads), p, g))
             _add_product(dq[:, first:end], g, k[:, :seen], beta=0)
             _add_product(dk[:, :seen], g.mT, q[:, first:end])
             _add_product(dv[:, :seen], p.mT, do[:, first:end])
-        for m, (w, to_q, to_k) in enumerate(zip(weights, d_queries, d_keys, strict=True)):
-            part, w = slice(m * D, (m + 1) * D), w[heads, None, None]
-            to_q[b, heads] = w * dq[..., part]
-            _put(to_k, b, heads, group, w * dk[..., part])
+        for m, (to_q, to_k) in enumerate(zip(d_queries, d_keys, strict=True)):
+            part, w = slice(m * D, (m + 1) * D), on_device[m, heads, None, None]
+            # dk came from the queries as they are in q: weighted already, but for what all layers have in common
+            torch.mul(dq[..., part], w, out=to_q[b, heads])
+            _put(to_k, b, heads, group, dk[..., part], on_device[-1, heads, None, None] if ready else w)
         _put(d_v, b, heads, group, dv)
     return d_queries, d_keys, d_v
 
@@ -207,25 +213,38 @@ def _pieces(queries: list[Tensor], group: int) -> list[tuple[int, slice]]:
 
 
 def _side_by_side(
-    queries: list[Tensor], keys: list[Tensor], strengths: list[Tensor], v: Tensor, b: int, heads: slice
+    queries: list[Tensor], keys: list[Tensor], table: Tensor, weights: Tensor, v: Tensor, b: int, heads: slice
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries and keys (heads, N, L D), strengths (L, 2, heads), values (heads, N, D) of one piece."""
-    q = torch.cat([x[b, heads] for x in queries], dim=-1)
-    group = queries[0].shape[1] // v.shape[1]
+    _, H, N, D = queries[0].shape
+    q = v.new_empty(heads.stop - heads.start, N, len(queries), D)
+    if _ready(weights):
+        shares = (weights / weights[-1])[:, heads, None, None].to(v.device, v.dtype)
+        for m, x in enumerate(queries):
+            torch.mul(x[b, heads], shares[m], out=q[:, :, m])
+    else:
+        torch.stack([x[b, heads] for x in queries], dim=2, out=q)
+    group = H // v.shape[1]
     shared = slice(heads.start // group, heads.stop // group)
     k, values = torch.cat([x[b, shared] for x in keys], dim=-1), v[b, shared]
     if group > 1:
         k, values = k.repeat_interleave(group, dim=0), values.repeat_interleave(group, dim=0)
-    return q, k, torch.stack(strengths)[..., heads].contiguous(), values
+    return q.flatten(2), k, table[..., heads].contiguous().to(v.device), values
 
 
-def _weights(strengths: list[Tensor]) -> Tensor:
-    """(L, H): the weight of each layer's q k^T in the last layer's scores."""
-    weights, later = [], torch.ones_like(strengths[0][0])
-    for keep, new in reversed(strengths):
+def _weights(table: Tensor) -> Tensor:
+    """(L, H), float64: the weight of each layer's q k^T in the last layer's scores."""
+    weights, later = [], torch.ones(table.shape[-1], dtype=torch.float64)
+    for keep, new in table.double().flip(0):
         weights.append(new * later)
         later = later * keep
     return torch.stack(weights[::-1])
+
+
+def _ready(weights: Tensor) -> bool:
+    """Whether queries can be multiplied by the weights, relative to the last layer's, without rounding."""
+    mantissa, _ = torch.frexp(weights / weights[-1])
+    return bool((mantissa == 0.5).all())
 
 
 def _add_product(acc: Tensor, a: Tensor, b: Tensor, beta: int = 1) -> None:
@@ -236,9 +255,16 @@ def _add_product(acc: Tensor, a: Tensor, b: Tensor, beta: int = 1) -> None:
         torch.baddbmm(acc, a.float(), b.float(), beta=beta, out=acc)
 
 
-def _put(to: Tensor, b: int, heads: slice, group: int, grad: Tensor) -> None:
+def _put(to: Tensor, b: int, heads: slice, group: int, grad: Tensor, weight: Tensor | None = None) -> None:
     """Write the gradients (heads, N, D) of keys or values; query heads that share one are added up."""
-    to[b, heads.start // group : heads.stop // group] = grad.unflatten(0, (-1, group)).sum(1)
+    place = to[b, heads.start // group : heads.stop // group]
+    if group > 1:
+        grad = (grad if weight is None else grad * weight).unflatten(0, (-1, group)).sum(1)
+        weight = None
+    if weight is None:
+        place.copy_(grad)
+    else:
+        torch.mul(grad, weight, out=place)
 
 
 def _shifted(seed: Tensor | None, b: int, heads: slice) -> Tensor | None:

@@ -1,7 +1,9 @@
 """Triton kernels of the linear-memory path: scores rebuilt from the queries and keys of this layer and those before.
 
 Q and K hold, per head, the queries and keys of all L layers side by side, (heads, N, L D); C (L, 2, heads) what each
-layer does to the scores, h <- C[0] h + C[1] q k^T. Nothing here has N x N elements.
+layer does to the scores, h <- C[0] h + C[1] q k^T. If the weights of the layers differ by powers of 2, as with
+alpha' = 1/2, they are in Q already, without rounding (READY), and one long product is left. Nothing here has N x N
+elements.
 """
 
 # mypy: ignore-errors
@@ -17,7 +19,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _scores(
-    Q, K, C, h, heads, rows, cols, N, L,
+    Q, K, C, h, heads, rows, cols, N, L, READY: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The carried scores (BM, BN) of one head, in base 2."""
@@ -29,8 +31,13 @@ def _scores(
     for m in range(L):
         q = tl.load(q_at + m * D, mask=at_q, other=0.0)
         k = tl.load(k_at + m * D, mask=at_k, other=0.0)
-        keep, new = tl.load(C + 2 * m * heads + h), tl.load(C + (2 * m + 1) * heads + h)
-        hidden = keep * hidden + new * tl.dot(q, k, input_precision=PRECISION)
+        if READY:
+            hidden = tl.dot(q, k, hidden, input_precision=PRECISION)
+        else:
+            keep, new = tl.load(C + 2 * m * heads + h), tl.load(C + (2 * m + 1) * heads + h)
+            hidden = keep * hidden + new * tl.dot(q, k, input_precision=PRECISION)
+    if READY:
+        return hidden * (tl.load(C + (2 * L - 1) * heads + h) * LOG2E)
     return hidden * LOG2E
 
 
@@ -55,7 +62,7 @@ def _keep(SEED, h, rows, cols, N, DROPOUT: tl.constexpr):
 @triton.jit
 def forward_kernel(
     Q, K, C, V, OUT, LSE, MASK, SEED, v_h, v_n, o_h, o_n, N, L,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr,
+    READY: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program a block of queries: out and lse (heads, N)."""
@@ -67,7 +74,7 @@ def forward_kernel(
     last = tl.minimum(N, (i + 1) * BM) if CAUSAL else N
     for j in range(tl.cdiv(last, BN)):
         cols = j * BN + tl.arange(0, BN)
-        hidden = _scores(Q, K, C, h, heads, rows, cols, N, L, D, BLOCK_D, BM, BN, PRECISION)
+        hidden = _scores(Q, K, C, h, heads, rows, cols, N, L, READY, D, BLOCK_D, BM, BN, PRECISION)
         hidden = tl.where(_visible(rows, cols, MASK, N, CAUSAL, MASKED), hidden, float("-inf"))
         top = tl.maximum(peak, tl.max(hidden, 1))
         safe = tl.where(top == float("-inf"), 0.0, top)
@@ -93,7 +100,7 @@ def forward_kernel(
 @triton.jit
 def gradient_kernel(
     Q, K, C, V, DOUT, LSE, DELTA, MASK, SEED, P, G, v_h, v_n, g_h, g_n, first, width, strip, N, L,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr,
+    READY: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program a block: P (weights, dropout applied) and G (gradient of h) of the queries first ... first + strip.
@@ -109,7 +116,7 @@ def gradient_kernel(
         tl.store(P + spots, tl.zeros((BM, BN), P.dtype.element_ty), mask=at)
         tl.store(G + spots, tl.zeros((BM, BN), G.dtype.element_ty), mask=at)
     else:
-        hidden = _scores(Q, K, C, h, heads, rows, cols, N, L, D, BLOCK_D, BM, BN, PRECISION)
+        hidden = _scores(Q, K, C, h, heads, rows, cols, N, L, READY, D, BLOCK_D, BM, BN, PRECISION)
         inside = rows < N
         lse = tl.load(LSE + h * N + rows, mask=inside, other=float("inf"))
         delta = tl.load(DELTA + h * N + rows, mask=inside, other=0.0)

@@ -1,0 +1,141 @@
+"""``leadline bench attention``: one run, one table."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import platform
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leadline import __version__
+from leadline.bench import chains
+from leadline.bench.measure import errors, speed
+from leadline.bench.models import MODELS, bench_model
+from leadline.errors import LeadlineError, check_choice
+
+SUITES = ("carried", "biased", "models")
+METHODS = ("flash", "leadline", "eager", "compiled", "sdpa_bias", "flex")
+STDS = (1.0, 4.0, 16.0)
+REPEATS = 20
+Row = dict[str, Any]
+
+
+def bench_attention(
+    suites: tuple[str, ...] = SUITES,
+    shapes: tuple[str, ...] = (),
+    methods: tuple[str, ...] = METHODS,
+    device: str | None = None,
+    command: str = "leadline bench attention",
+    on_row: Callable[[str, Row, int, int], None] = lambda suite, row, done, total: None,
+) -> dict[str, Any]:
+    """Measure and return ``{hardware, versions, command, rows, biased_rows, model_rows}``.
+
+    shapes: names of ``chains.GPU_SHAPES`` (or CPU_SHAPES), all unless given. ``on_row`` hears of each row as
+    it comes, and how many there are.
+    A method that cannot run a shape has a row with the reason under "failed".
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_choice("device", device, ("cuda", "cpu"))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise LeadlineError("device is cuda, but torch sees no GPU here; use --device cpu")
+    known = chains.GPU_SHAPES if device == "cuda" else chains.CPU_SHAPES
+    for what, given, allowed in (("suite", suites, SUITES), ("shape", shapes, known), ("method", methods, METHODS)):
+        for name in given:
+            check_choice(what, name, tuple(allowed))
+    names = {suite: tuple(shapes or known) for suite in suites if suite != "models"}
+    if "biased" in names:  # a dense bias at 16384 tokens is 6 GiB a layer: nobody's case
+        names["biased"] = tuple(name for name in names["biased"] if name != "long_16384")
+    models = tuple(MODELS) if "models" in suites and device == "cuda" else ()
+    total = sum(len(found) for found in names.values()) * len({"flash", *methods}) + 2 * len(models)
+    rows: dict[str, list[Row]] = {"carried": [], "biased": [], "models": []}
+
+    def add(suite: str, row: Row) -> None:
+        rows[suite].append(row)
+        on_row(suite, row, sum(map(len, rows.values())), total)
+        _clear()
+
+    for suite, wanted in names.items():
+        for name in wanted:
+            _shape_rows(suite, name, known[name], methods, device, add)
+    for name in models:
+        standard = None
+        for attention in ("standard", "hopfield"):
+            row = bench_model(name, attention, REPEATS)
+            standard = standard or row["step_ms"]
+            add("models", row | {"ratio_to_standard": row["step_ms"] / standard})
+    found = {"rows": rows["carried"], "biased_rows": rows["biased"], "model_rows": rows["models"]}
+    return {"hardware": _hardware(device), "versions": _versions(), "command": command, **found}
+
+
+def _shape_rows(
+    suite: str, name: str, shape: chains.Shape, methods: tuple[str, ...], device: str, add: Callable[[str, Row], None]
+) -> None:
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    make = chains.hopfield_methods if suite == "carried" else chains.biased_methods
+    all_methods = make(shape.backend)
+    flash = {std: errors(all_methods["flash"], shape, device, dtype, std, "plain") for std in STDS}
+    layers = chains.draw(shape, device, dtype, bias=suite == "biased")
+    base: Row | None = None
+    for method in ("flash", *(m for m in METHODS if m in methods and m != "flash")):
+        run = all_methods[method]
+        row: Row = {"shape": name, "method": method}
+        try:
+            alone = method in ("flash", "leadline") and shape.backend != "linear"  # it copies from the CPU
+            row |= speed(run, layers, shape.causal, REPEATS, graph=alone)
+            base = base or row
+            row["ratio_to_flash"] = row["total_ms"] / base["total_ms"]
+            if "graph_ms" in row:
+                row["graph_ratio_to_flash"] = row["graph_ms"] / base["graph_ms"]
+            if method in ("flash", "leadline"):
+                found = flash if method == "flash" else {s: errors(run, shape, device, dtype, s, suite) for s in STDS}
+            else:  # one look at the others is enough
+                found = {1.0: errors(run, shape, device, dtype, 1.0, suite)}
+            row |= _error_fields(found, flash)
+        except (RuntimeError, NotImplementedError) as error:  # out of memory, or an operator that lacks a kernel
+            row |= dict.fromkeys(("forward_ms", "total_ms", "ratio_to_flash", "extra_gib", "error", "grad_error"))
+            row["failed"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160]}"
+        add(suite, row)
+
+
+def _error_fields(found: dict[float, tuple[float, float]], flash: dict[float, tuple[float, float]]) -> Row:
+    names = ("error", "grad_error", "flash_error", "flash_grad_error")
+    by_std = {std: dict(zip(names, (*found[std], *flash[std]), strict=True)) for std in found}
+    return by_std[1.0] | {"by_score_std": {f"{std:g}": values for std, values in by_std.items()}}
+
+
+def _clear() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _hardware(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def _versions() -> dict[str, str]:
+    found = {"leadline": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    try:
+        return found | {"triton": version("triton")}
+    except PackageNotFoundError:
+        return found
+
+
+def write(results: dict[str, Any], out: Path) -> None:
+    """The results as JSON, whole or not at all, and a picture beside them where matplotlib is installed."""
+    partial = out.with_name(out.name + ".part")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_text(json.dumps(results, indent=1) + "\n")
+    partial.replace(out)
+    if importlib.util.find_spec("matplotlib") and (results["rows"] or results["biased_rows"]):
+        from leadline.bench.plot import draw
+
+        draw(results, out.with_suffix(".png"))
