@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -96,21 +99,31 @@ def probe(
     out: Annotated[
         list[Path] | None, typer.Option(help="Save the report: .html, .json, .png, .svg or .pdf; may be repeated.")
     ] = None,
+    before: Annotated[
+        Path | None, typer.Option(help="A report saved as .json, to stand beside this one on the page and in figures.")
+    ] = None,
+    blocks: Annotated[
+        list[str] | None,
+        typer.Option(help="Names of the blocks, such as 'encoder.layer.*', where they are not found; may be repeated."),
+    ] = None,
     trials: Annotated[bool, typer.Option(help="Where something collapses, try the cures and measure them.")] = True,
     heatmaps: Annotated[bool, typer.Option(help="Keep attention heat maps of three layers for the page.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure where the tokens of a model grow alike, layer by layer, and what would help."""
-    from leadline.probing import open_model
+    from leadline.probing import check_target, open_model, read_report
     from leadline.probing import probe as run_probe
 
-    console = Console(stderr=True)
-    with console.status("building the model"):
-        built, inputs = open_model(model, depth=depth, pretrained=pretrained)
-    with console.status("measuring"):
-        report = run_probe(built, inputs, trials=trials, heatmaps=heatmaps)
     for path in out or []:
-        report.save(path)
+        check_target(path, before is not None)
+    earlier = None if before is None else read_report(before)
+    console = Console(stderr=True)
+    with _bars(console, silent=as_json) as progress:
+        progress("building the model", 0, None)
+        built, inputs = open_model(model, depth=depth, pretrained=pretrained)
+        report = run_probe(built, inputs, blocks=blocks, trials=trials, heatmaps=heatmaps, progress=progress)
+    for path in out or []:
+        report.save(path, before=earlier)
     if as_json:
         print(report.to_json())
         return
@@ -120,6 +133,74 @@ def probe(
         console.print(f"saved {path}")
 
 
+@contextmanager
+def _bars(console: Console, silent: bool) -> Iterator[Callable[[str, int, int | None], None]]:
+    """A progress bar for the task that runs, on a terminal; nothing elsewhere."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers has bars of its own, at any time
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    quiet = silent or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=quiet) as bars:
+        shown: tuple[str, int | None] | None = None
+
+        def show(what: str, done: int, total: int | None) -> None:
+            nonlocal shown
+            if shown != (what, total):
+                for task in bars.task_ids:
+                    bars.remove_task(task)
+                bars.add_task(what, total=total)
+                shown = what, total
+            words = f"{what}, {done} of {total} blocks" if total else f"{what}, block {done}" if done else what
+            bars.update(bars.task_ids[0], completed=done, description=words)
+
+        yield show
+
+
+bench = typer.Typer(help="Measure speed, memory and error on this machine.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.command(
+    "attention",
+    epilog="Examples: leadline bench attention --out results/bench.json | leadline bench attention --shape vit_base",
+)
+def bench_attention(
+    suite: Annotated[
+        list[str] | None, typer.Option(help="carried, biased or models; all unless given; may be repeated.")
+    ] = None,
+    shape: Annotated[list[str] | None, typer.Option(help="Shapes to measure; all unless given.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="flash, leadline, eager, compiled, sdpa_bias, flex; all unless given.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; a GPU is used when there is one.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the results there as JSON, and a picture beside it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Attention with carried scores, and with a dense bias, against plain flash attention and other ways to do it."""
+    from rich.progress import Progress
+
+    from leadline.bench import METHODS, SUITES, bench_attention
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=as_json or not console.is_terminal) as bar:
+        task = bar.add_task("rows", total=None)
+
+        def tell(kind: str, row: dict[str, object], done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            if not as_json:
+                figures = [f"{key} {value:.3g}" for key, value in row.items() if isinstance(value, float)]
+                names = " ".join(str(value) for value in row.values() if isinstance(value, str))
+                Console().print(f"{kind:8} {names:32} {'  '.join(figures)}", soft_wrap=True, highlight=False)
+
+        results = bench_attention(
+            tuple(suite or SUITES), tuple(shape or ()), tuple(method or METHODS), device,
+            command=f"leadline {' '.join(sys.argv[1:])}", out=out, on_row=tell,
+        )  # fmt: skip
+    if as_json:
+        print(json.dumps(results))
+
+
 @app.command(epilog="Example: leadline cure ./checkpoint --alpha .5 --out ./cured")
 def cure(
     folder: Annotated[Path, typer.Argument(help="A checkpoint of transformers, or one that model.save wrote.")],
@@ -127,13 +208,19 @@ def cure(
     alpha: Annotated[float | None, typer.Option(help="Weight of the layer's input, in [0, 1).")] = None,
     alpha_prime: Annotated[float | None, typer.Option(help="Weight of the carried scores, in [0, 1).")] = None,
     de_escalation: Annotated[float | None, typer.Option(help="tau, the part of the token mean to take out.")] = None,
+    layer: Annotated[
+        list[int] | None, typer.Option(help="Cure this layer, counted from 0; may be repeated. All unless given.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Put a cure into a checkpoint and save it. Probe first: where nothing collapses a cure costs quality."""
     from leadline.surgery import cure_folder
 
-    with Console(stderr=True).status("curing"):
-        saved = cure_folder(folder, out, alpha=alpha, alpha_prime=alpha_prime, de_escalation=de_escalation)
+    with _bars(Console(stderr=True), silent=as_json) as progress:
+        progress("curing", 0, None)
+        saved = cure_folder(
+            folder, out, alpha=alpha, alpha_prime=alpha_prime, de_escalation=de_escalation, layers=layer
+        )
     if as_json:
         print(json.dumps({"folder": str(saved)}))
     else:
@@ -141,10 +228,125 @@ def cure(
 
 
 @app.command(
-    epilog="Examples: leadline reproduce list | leadline reproduce tse-fig2 | leadline reproduce init --data DIR"
+    epilog="Examples: leadline train recipes/smoke_digits.yaml out=runs/first | "
+    "leadline train recipes/smoke_digits.yaml length=5 schedule.warmup=1 | "
+    "torchrun --nproc-per-node 2 -m leadline train recipes/smoke_digits.yaml"
+)
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A recipe: a YAML file such as those under recipes/.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="key=value, to change an entry: out=DIR, length=5, optimizer.lr=1e-3.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a model by a recipe, or go on with a run that was stopped: the same command does both.
+
+    Everything goes to the folder out (runs/NAME unless given): logs, checkpoints, summary.json. Several processes
+    through `accelerate launch` or `torchrun`, with the same recipe. Exit code 1: diverged, or could not save.
+    """
+    from leadline.training import Stopped, load_recipe
+    from leadline.training import train as run
+
+    console = Console(stderr=True)
+    try:
+        summary = run(load_recipe(recipe, settings or []), console=console)
+    except Stopped as stopped:
+        console.print(f"[bold red]leadline:[/] {escape(str(stopped))}", soft_wrap=True, highlight=False)
+        raise typer.Exit(stopped.code) from None
+    if int(os.environ.get("RANK", "0")):
+        return
+    if as_json:
+        print(json.dumps(summary))
+        return
+    figures = [f"{name} {value:.4g}" for name, value in summary.items() if name.startswith("test_")]
+    print(f"{', '.join(figures)} after {summary['steps']} steps; see {summary['recipe']['out']}")
+
+
+@app.command(
+    epilog="Examples: leadline generate runs/gpt2 'The kernel' | leadline generate runs/gpt2 - --tokens 200 "
+    "--temperature .8 --top-p .95 < prompt.txt"
+)
+def generate(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run or of a saved model, with its tokenizer.")],
+    prompt: Annotated[str, typer.Argument(help="What the text begins with; - reads it from the standard input.")],
+    tokens: Annotated[int, typer.Option(help="How many tokens to write.")] = 100,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above 0 samples.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the so many likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this probability.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
+    cache: Annotated[bool, typer.Option(help="Remember keys and values; the text is the same without, later.")] = True,
+    device: Annotated[str | None, typer.Option(help="'cpu' or 'cuda'; a GPU if there is one unless given.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Continue a text with a trained language model, word by word as it comes."""
+    import time
+
+    import torch
+
+    from leadline.training.writing import open_language_model, write
+
+    console = Console(stderr=True)
+    begin = sys.stdin.read() if prompt == "-" else prompt
+    with console.status("loading the model"):
+        model, tokenizer = open_language_model(folder, device)
+    where = next(model.parameters()).device
+    generator = torch.Generator(where).manual_seed(seed)
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
+    began, pieces = time.perf_counter(), []
+    if not as_json:
+        print(begin, end="", flush=True)
+    for piece in write(model, tokenizer, begin, tokens, cache, **options):
+        pieces.append(piece)
+        if not as_json:
+            print(piece, end="", flush=True)
+    seconds = time.perf_counter() - began
+    if as_json:
+        text = "".join(pieces)
+        print(json.dumps({"prompt": begin, "text": text, "tokens": tokens, "seconds": round(seconds, 3)}))
+    else:
+        print()
+        console.print(f"[dim]{tokens} tokens, {tokens / seconds:.0f} a second[/]")
+
+
+@app.command(epilog="Examples: leadline evaluate runs/first | leadline evaluate runs/first/step-000176 --out first")
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, or one of its checkpoints, or of a text model.")],
+    which: Annotated[str, typer.Option(help="Of a run: its 'best' or its 'last' checkpoint.")] = "best",
+    split: Annotated[str, typer.Option(help="'test', 'valid' or 'train'.")] = "test",
+    data: Annotated[Path | None, typer.Option(help="Where the data lie now, if not where they were.")] = None,
+    device: Annotated[str | None, typer.Option(help="'cpu' or 'cuda'; a GPU if there is one unless given.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for figures, report and violins; FOLDER/evaluation unless given.")
+    ] = None,
+    context: Annotated[int | None, typer.Option(help="Text: tokens of a window, or of a segment.")] = None,
+    stride: Annotated[int | None, typer.Option(help="Text: by how much the window moves.")] = None,
+    memory: Annotated[int | None, typer.Option(help="Transformer-XL: tokens that it remembers.")] = None,
+    lanes: Annotated[int | None, typer.Option(help="Transformer-XL: stretches read side by side.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a checkpoint: accuracy or perplexity, the probe's report, violins of token cosine and entropy."""
+    from leadline.training.evaluate import evaluate as run
+
+    with Console(stderr=True).status("evaluating"):
+        text = {"context": context, "stride": stride, "memory": memory, "lanes": lanes}
+        place = out or folder / "evaluation"
+        found = run(folder, which=which, split=split, data=data, device=device, out=place, **text)
+    if as_json:
+        print(json.dumps(found.to_dict()))
+        return
+    figures = ", ".join(f"{name} {value:.4g}" for name, value in found.figures.items())
+    print(f"{split}: {figures} at step {found.step} ({found.checkpoint})")
+    Console().print(found.report.table(brief=Console().width < 130))
+    Console().print(f"\n{escape(found.report.verdict.text)}", highlight=False)
+    print(f"saved {', '.join(str(file) for file in found.files)}")
+
+
+@app.command(
+    epilog="Examples: leadline reproduce list | leadline reproduce tse-fig2 | leadline reproduce init --data DIR | "
+    "leadline reproduce hop-skipless --budget short --jobs 6"
 )
 def reproduce(
-    ids: Annotated[list[str], typer.Argument(help="'list', ids of figures and tables, 'init' or 'all'.")],
+    ids: Annotated[list[str], typer.Argument(help="'list', ids of figures and tables, 'init', 'trained' or 'all'.")],
     out: Annotated[Path, typer.Option(help="Folder for data and figures, one folder an entry.")] = Path("results"),
     data: Annotated[Path | None, typer.Option(help="A local copy of CIFAR-10 in the hub's parquet layout.")] = None,
     embedded: Annotated[bool, typer.Option(help="scikit-learn's digits in place of CIFAR-10, with a note.")] = False,
@@ -152,11 +354,15 @@ def reproduce(
     device: Annotated[str | None, typer.Option(help="'cpu' or 'cuda'; a GPU if there is one unless given.")] = None,
     force: Annotated[bool, typer.Option(help="Run again what is finished.")] = False,
     page: Annotated[Path | None, typer.Option(help="Write a Markdown page of the results, pictures beside it.")] = None,
+    budget: Annotated[str, typer.Option(help="Of what trains: 'short' (minutes on a GPU) or 'full'.")] = "short",
+    jobs: Annotated[int, typer.Option(help="Training runs at a time, each in its own process.")] = 1,
+    minutes: Annotated[float | None, typer.Option(help="Begin no further training run after this time.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Regenerate the papers' tables and figures at initialisation, our numbers beside theirs.
+    """Regenerate the papers' tables and figures, our numbers beside theirs.
 
-    Finished entries are not run again. Exit code 1: what a paper concludes did not come out.
+    Finished entries are not run again, and neither are finished training runs. Exit code 1: what a paper concludes did
+    not come out.
     """
     from leadline.reproduce import list_entries, run_entries, summaries
 
@@ -171,7 +377,18 @@ def reproduce(
         console.print(table)
         return
     holds = run_entries(
-        ids, out, data=data, seed=seed, device=device, embedded=embedded, force=force, console=console, page=page
+        ids,
+        out,
+        data=data,
+        seed=seed,
+        device=device,
+        embedded=embedded,
+        force=force,
+        console=console,
+        page=page,
+        budget=budget,
+        jobs=jobs,
+        minutes=minutes,
     )
     if as_json:
         print(json.dumps(summaries(ids, out)))

@@ -32,13 +32,15 @@ def bench_attention(
     methods: tuple[str, ...] = METHODS,
     device: str | None = None,
     command: str = "leadline bench attention",
+    out: Path | None = None,
     on_row: Callable[[str, Row, int, int], None] = lambda suite, row, done, total: None,
 ) -> dict[str, Any]:
     """Measure and return ``{hardware, versions, command, rows, biased_rows, model_rows}``.
 
     shapes: names of ``chains.GPU_SHAPES`` (or CPU_SHAPES), all unless given. ``on_row`` hears of each row as
     it comes, and how many there are.
-    A method that cannot run a shape has a row with the reason under "failed".
+    A method that cannot run a shape has a row with the reason under "failed". ``out`` is written anew after each row,
+    so that an interrupted run keeps what it has, with a picture beside it in the end.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_choice("device", device, ("cuda", "cpu"))
@@ -54,9 +56,13 @@ def bench_attention(
     models = tuple(MODELS) if "models" in suites and device == "cuda" else ()
     total = sum(len(found) for found in names.values()) * len({"flash", *methods}) + 2 * len(models)
     rows: dict[str, list[Row]] = {"carried": [], "biased": [], "models": []}
+    results: dict[str, Any] = {"hardware": _hardware(device), "versions": _versions(), "command": command}
+    results |= {"rows": rows["carried"], "biased_rows": rows["biased"], "model_rows": rows["models"]}
 
     def add(suite: str, row: Row) -> None:
         rows[suite].append(row)
+        if out is not None:
+            _write(results, out)
         on_row(suite, row, sum(map(len, rows.values())), total)
         _clear()
 
@@ -69,8 +75,11 @@ def bench_attention(
             row = bench_model(name, attention, REPEATS)
             standard = standard or row["step_ms"]
             add("models", row | {"ratio_to_standard": row["step_ms"] / standard})
-    found = {"rows": rows["carried"], "biased_rows": rows["biased"], "model_rows": rows["models"]}
-    return {"hardware": _hardware(device), "versions": _versions(), "command": command, **found}
+    if out is not None and importlib.util.find_spec("matplotlib") and (rows["carried"] or rows["biased"]):
+        from leadline.bench.plot import draw
+
+        draw(results, out.with_suffix(".png"))
+    return results
 
 
 def _shape_rows(
@@ -90,8 +99,8 @@ def _shape_rows(
             row |= speed(run, layers, shape.causal, REPEATS, graph=alone)
             base = base or row
             row["ratio_to_flash"] = row["total_ms"] / base["total_ms"]
-            if "graph_ms" in row:
-                row["graph_ratio_to_flash"] = row["graph_ms"] / base["graph_ms"]
+            if "eager_ms" in row:
+                row["eager_ratio_to_flash"] = row["eager_ms"] / base["eager_ms"]
             if method in ("flash", "leadline"):
                 found = flash if method == "flash" else {s: errors(run, shape, device, dtype, s, suite) for s in STDS}
             else:  # one look at the others is enough
@@ -129,13 +138,12 @@ def _versions() -> dict[str, str]:
         return found
 
 
-def write(results: dict[str, Any], out: Path) -> None:
-    """The results as JSON, whole or not at all, and a picture beside them where matplotlib is installed."""
+def _write(results: dict[str, Any], out: Path) -> None:
+    """Whole or not at all."""
     partial = out.with_name(out.name + ".part")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_text(json.dumps(results, indent=1) + "\n")
-    partial.replace(out)
-    if importlib.util.find_spec("matplotlib") and (results["rows"] or results["biased_rows"]):
-        from leadline.bench.plot import draw
-
-        draw(results, out.with_suffix(".png"))
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(results, indent=1) + "\n")
+        partial.replace(out)
+    except OSError as error:
+        raise LeadlineError(f"{out} cannot be written ({error.strerror}); give --out a file to write to") from error

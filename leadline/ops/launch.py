@@ -21,16 +21,22 @@ class Kernel:
         self.jitted = jitted
 
     def prepare(
-        self, grid: tuple[int, ...], ints: tuple[int, ...], constants: tuple[Any, ...], **options: int
+        self,
+        grid: tuple[int, ...],
+        ints: tuple[int, ...],
+        constants: tuple[Any, ...],
+        halves: tuple[int, ...] = (),
+        **options: Any,
     ) -> Launch:
-        return Launch(self.jitted, grid, ints, constants, options)
+        """halves: numbers of the tensors that hold float16 though they call themselves bfloat16."""
+        return Launch(self.jitted, grid, ints, constants, halves, options)
 
 
 class Launch:
     """One kernel at one grid; every call must bring tensors of the same dtypes, on the same device."""
 
-    def __init__(self, jitted: Any, grid: tuple, ints: tuple, constants: tuple, options: dict[str, int]):
-        self.jitted, self.grid, self.options = jitted, grid, options
+    def __init__(self, jitted: Any, grid: tuple, ints: tuple, constants: tuple, halves: tuple, options: dict[str, int]):
+        self.jitted, self.grid, self.halves, self.options = jitted, grid, halves, options
         self.tail = (*ints, *constants)
         self.run = None  # of the compiled kernel, once there is one
 
@@ -51,6 +57,11 @@ class Launch:
             return
         names = self.jitted.arg_names[len(tensors) + len(floats) :]
         rest = dict(zip(names, self.tail, strict=True))
+        tensors = [_as_half(x) if i in self.halves else x for i, x in enumerate(tensors)]
         compiled = self.jitted[self.grid](*tensors, *floats, **rest, **self.options)
         if aligned and compiled is not None:  # Triton's interpreter returns None
             self.run = compiled[(*self.grid, 1, 1)[:3]]
+
+
+def _as_half(x: Tensor | None) -> Tensor | None:
+    return x.view(torch.float16) if x is not None and x.dtype == torch.bfloat16 else x

@@ -22,8 +22,11 @@ def test_shapes(N, D, causal, dtype):
 def test_strengths_other_than_a_power_of_two():
     """With 1/2 the weights of the layers are multiplied into the queries; with others that would round."""
     layers = draw(1, 2, 2, 70, 16, dtype=torch.float16)
-    assert linear._ready(torch.tensor([[0.125, 4.0], [0.25, 1.0]], dtype=torch.float64))
-    assert not linear._ready(torch.tensor([[0.21, 0.25], [0.3, 0.5]], dtype=torch.float64))
+    for strength, rounds in ((0.5, False), (0.7, True)):
+        state = None
+        for q, k, v in layers:
+            _, state = linear.hopfield_attention(q, k, v, state, alpha_prime=strength)
+        assert (linear._tables(list(state[2::3]), v)[2] is None) == rounds
     compare(layers, torch.float16, [0.7, 0.5], attention=linear.hopfield_attention, causal=True)
 
 

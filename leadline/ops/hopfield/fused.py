@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,7 +101,7 @@ def _forward(
     out, state, lse = _outputs(q, causal)
     options = (before is None, whole, causal, mask is not None, dropout)
     launch = _forward_launch(q.device, q.dtype, q.shape, k.shape[1], q.stride(), k.stride(), v.stride(), options)
-    launch((q, k, v, per_head, _bits(before), _bits(state), out, lse, mask, seed), (strength, scale))
+    launch((q, k, v, per_head, before, state, out, lse, mask, seed), (strength, scale))
     return out, state, lse
 
 
@@ -122,7 +123,7 @@ def _forward_launch(
         (math.ceil(N / TILE), B * H),
         (*q[:3], *k[:3], *v[:3], *_packed(shape)[:3], H, H // kv_heads, N, tiles),
         (*options, *_constants(shape, dtype)),
-        num_warps=WARPS, num_stages=2 if dtype == torch.float32 else STAGES,
+        halves=(4, 5), num_warps=WARPS, num_stages=2 if dtype == torch.float32 else STAGES,
     )  # fmt: skip
 
 
@@ -157,9 +158,9 @@ def _backward(
     strides = (q.stride(), k.stride(), v.stride(), d_out.stride())
     launches = _backward_launches(q.device, q.dtype, q.shape, k.shape[1], strides, options)
     launches[0]((out, d_out, delta))
+    old = before if learned else None
     launches[1](
-        (q, v, per_head, _bits(state), _bits(before), d_state, d_out, lse, delta, mask, grad, dk, dv, partial, seed),
-        (strength, scale),
+        (q, v, per_head, state, old, d_state, d_out, lse, delta, mask, grad, dk, dv, partial, seed), (strength, scale)
     )
     launches[2]((k, per_head, grad, dq), (strength, scale))
     if learned:
@@ -192,11 +193,11 @@ def _backward_launches(
     q, k, v, d_out = (x[:3] for x in strides)
     packed, constants = _packed(shape)[:3], _constants(shape, dtype)
     grid, sizes = (math.ceil(N / TILE), B * H), (H, H // kv_heads, N, state_shape(shape, bool(causal))[1])
-    speed = {"num_warps": WARPS, "num_stages": 1 if dtype == torch.float32 else STAGES}
+    speed: dict[str, Any] = {"num_warps": WARPS, "num_stages": 1 if dtype == torch.float32 else STAGES}
     return (
         kernels.delta_kernel.prepare(grid, (*packed, *d_out, H, N), constants[:3], num_warps=4),
         kernels.column_kernel.prepare(
-            grid, (*q, *v, *d_out, *packed, *packed, *sizes), (*options, *constants), **speed
+            grid, (*q, *v, *d_out, *packed, *packed, *sizes), (*options, *constants), halves=(3, 4), **speed
         ),
         kernels.row_kernel.prepare(grid, (*k, *packed, *sizes), (first, whole, scaled, causal, *constants), **speed),
     )
@@ -235,6 +236,8 @@ def _(q, k, v, per_head, before, mask, seed, strength, whole, causal, dropout, s
 @_backward_op.register_fake
 def _(d_out, d_state, q, k, v, per_head, before, mask, seed, out, state, lse, *options):  # type: ignore[no-untyped-def]
     dq, dk, dv, grad, d_strength = _gradients(q, state)
+    if options[-1]:  # learned
+        d_strength = q.new_empty(q.shape[1], dtype=torch.float32)
     if k.shape != q.shape:
         dk, dv = (q.new_empty(B, N, k.shape[1], D).transpose(1, 2) for B, _, N, D in (q.shape, q.shape))
     return dq, dk, dv, grad, d_strength
@@ -268,17 +271,13 @@ def _outputs(q: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 def _gradients(q: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv = (q.new_empty_strided(q.shape, _packed(q.shape)) for _ in range(3))
-    return dq, dk, dv, torch.empty_like(state), q.new_empty(q.shape[1], dtype=torch.float32)
+    return dq, dk, dv, torch.empty_like(state), q.new_empty(0, dtype=torch.float32)
 
 
 def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a (B, H, N, D) tensor that lies in memory as (B, N, H, D), as the projections around want it."""
     _, H, N, D = shape
     return N * H * D, D, H * D, 1
-
-
-def _bits(state: Tensor | None) -> Tensor | None:
-    return state.view(torch.float16) if state is not None and state.dtype == torch.bfloat16 else state
 
 
 def _constants(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[object, ...]:

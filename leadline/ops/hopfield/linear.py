@@ -12,6 +12,7 @@ strip x N, and large matrix products do the rest, since G meets the queries and 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,15 +96,14 @@ def _forward(
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
     out, lse = _outputs(queries[-1])
-    table = torch.stack(strengths).cpu()  # (L, 2, H)
-    weights = _weights(table)
+    table, _, shares = _tables(strengths, v)
     for b, heads in _pieces(queries, queries[0].shape[1] // v.shape[1]):
-        q, k, c, values = _side_by_side(queries, keys, table, weights, v, b, heads)
+        q, k, c, values = _side_by_side(queries, keys, table, shares, v, b, heads)
         o = out[b, heads]
         launch = kernels.forward_kernel.prepare(
             (math.ceil(q.shape[1] / _block(v)), q.shape[0]),
             (*values.stride()[:2], *o.stride()[:2], q.shape[1], len(queries)),
-            (_ready(weights), causal, mask is not None, dropout, *_constants(v)),
+            (shares is not None, causal, mask is not None, dropout, *_constants(v)),
             **_options(v),
         )
         launch((q, k, c, values, o, lse[b, heads], None if mask is None else mask[b], _shifted(seed, b, heads)))
@@ -132,12 +132,10 @@ def _backward(
     """The gradients of all queries, of all keys, and of v."""
     _, H, N, D = out.shape
     d_queries, d_keys, d_v = _gradients(queries, keys, v)
-    table = torch.stack(strengths).cpu()
-    weights = _weights(table)  # (L, H)
-    on_device, ready = weights.to(v.device, torch.float32), _ready(weights)
+    table, weights, shares = _tables(strengths, v)
     group = H // v.shape[1]
     for b, heads in _pieces(queries, queries[0].shape[1] // v.shape[1]):
-        q, k, c, values = _side_by_side(queries, keys, table, weights, v, b, heads)
+        q, k, c, values = _side_by_side(queries, keys, table, shares, v, b, heads)
         do = d_out[b, heads]
         delta = (out[b, heads].float() * do.float()).sum(-1)
         count, width = q.shape[0], q.shape[2]
@@ -153,7 +151,7 @@ def _backward(
             launch = kernels.gradient_kernel.prepare(
                 (math.ceil(seen / block), math.ceil((end - first) / block), count),
                 (*values.stride()[:2], *do.stride()[:2], first, seen, end - first, N, len(queries)),
-                (ready, causal, mask is not None, dropout, *_constants(v)),
+                (shares is not None, causal, mask is not None, dropout, *_constants(v)),
                 **_options(v),
             )
             padding = None if mask is None else mask[b]
@@ -162,10 +160,10 @@ def _backward(
             _add_product(dk[:, :seen], g.mT, q[:, first:end])
             _add_product(dv[:, :seen], p.mT, do[:, first:end])
         for m, (to_q, to_k) in enumerate(zip(d_queries, d_keys, strict=True)):
-            part, w = slice(m * D, (m + 1) * D), on_device[m, heads, None, None]
+            part, w = slice(m * D, (m + 1) * D), weights[m, heads, None, None]
             # dk came from the queries as they are in q: weighted already, but for what all layers have in common
             torch.mul(dq[..., part], w, out=to_q[b, heads])
-            _put(to_k, b, heads, group, dk[..., part], on_device[-1, heads, None, None] if ready else w)
+            _put(to_k, b, heads, group, dk[..., part], w if shares is None else weights[-1, heads, None, None])
         _put(d_v, b, heads, group, dv)
     return d_queries, d_keys, d_v
 
@@ -213,23 +211,38 @@ def _pieces(queries: list[Tensor], group: int) -> list[tuple[int, slice]]:
 
 
 def _side_by_side(
-    queries: list[Tensor], keys: list[Tensor], table: Tensor, weights: Tensor, v: Tensor, b: int, heads: slice
+    queries: list[Tensor], keys: list[Tensor], table: Tensor, shares: Tensor | None, v: Tensor, b: int, heads: slice
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries and keys (heads, N, L D), strengths (L, 2, heads), values (heads, N, D) of one piece."""
     _, H, N, D = queries[0].shape
     q = v.new_empty(heads.stop - heads.start, N, len(queries), D)
-    if _ready(weights):
-        shares = (weights / weights[-1])[:, heads, None, None].to(v.device, v.dtype)
-        for m, x in enumerate(queries):
-            torch.mul(x[b, heads], shares[m], out=q[:, :, m])
-    else:
+    if shares is None:
         torch.stack([x[b, heads] for x in queries], dim=2, out=q)
+    else:
+        for m, x in enumerate(queries):
+            torch.mul(x[b, heads], shares[m, heads, None, None], out=q[:, :, m])
     group = H // v.shape[1]
     shared = slice(heads.start // group, heads.stop // group)
     k, values = torch.cat([x[b, shared] for x in keys], dim=-1), v[b, shared]
     if group > 1:
         k, values = k.repeat_interleave(group, dim=0), values.repeat_interleave(group, dim=0)
-    return q.flatten(2), k, table[..., heads].contiguous().to(v.device), values
+    return q.flatten(2), k, table[..., heads].contiguous(), values
+
+
+def _tables(strengths: list[Tensor], v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """On v's device: the strengths (L, 2, H), each layer's weight in the last layer's scores (L, H), and that weight
+    relative to the last layer's if queries can be multiplied by it without rounding."""
+    table = torch.stack(strengths).cpu()
+    weights = _weights(table)
+    shares = weights / weights[-1]
+    ready = bool((torch.frexp(shares).mantissa == 0.5).all())  # powers of 2
+    # from pageable memory this does not wait for the device, and the copy is made before it returns
+    to_device = lambda x, dtype: x.to(v.device, dtype, non_blocking=True)  # noqa: E731
+    return (
+        to_device(table, torch.float32),
+        to_device(weights, torch.float32),
+        to_device(shares, v.dtype) if ready else None,
+    )
 
 
 def _weights(table: Tensor) -> Tensor:
@@ -239,12 +252,6 @@ def _weights(table: Tensor) -> Tensor:
         weights.append(new * later)
         later = later * keep
     return torch.stack(weights[::-1])
-
-
-def _ready(weights: Tensor) -> bool:
-    """Whether queries can be multiplied by the weights, relative to the last layer's, without rounding."""
-    mantissa, _ = torch.frexp(weights / weights[-1])
-    return bool((mantissa == 0.5).all())
 
 
 def _add_product(acc: Tensor, a: Tensor, b: Tensor, beta: int = 1) -> None:
@@ -283,5 +290,5 @@ def _constants(v: Tensor) -> tuple[object, ...]:
     return D, max(16, 1 << (D - 1).bit_length()), _block(v), _block(v), "ieee" if single else "tf32"
 
 
-def _options(v: Tensor) -> dict[str, int]:
+def _options(v: Tensor) -> dict[str, Any]:
     return {"num_warps": 4, "num_stages": 1} if v.dtype == torch.float32 else {"num_warps": 8, "num_stages": 3}
