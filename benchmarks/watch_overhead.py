@@ -1,10 +1,11 @@
 """What watching costs a training run: step time with and without, interleaved in one run on one machine.
 
-    python benchmarks/watch_overhead.py [--every 50] [--repeats 20] [--json FILE]
+    python benchmarks/watch_overhead.py [--every 50] [--repeats 20] [--out FOLDER]
 
 Plain steps, measured steps and steps measured with attention entropy take turns, each with a CSV file to write to,
 so that a machine that slows down slows all of them. Overhead = (measured / plain - 1) / every, from medians. Steps
-that are not measured carry no hooks; what is left of the watcher there is timed too ("idle").
+that are not measured carry no hooks; what is left of the watcher there is timed too ("idle"). FOLDER gets the
+numbers as watch_overhead.json and as a table in watch_overhead.md.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch.nn.functional as F
 
 import leadline as ll
 from leadline.probing import watch
+from leadline.reproduce.store import environment
 
 TARGET = 0.05
 CASES: dict[str, tuple[str, dict[str, Any], int]] = {  # model, options, batch
@@ -109,11 +111,35 @@ def measure(case: str, repeats: int, every: int, device: str) -> dict[str, Any]:
     }
 
 
+def table(results: list[dict[str, Any]], about: dict[str, Any]) -> str:
+    """The page that goes with the numbers."""
+    every = results[0]["every"]
+    lines = [
+        "# What watching a training run costs",
+        "",
+        f"`{about['command']}`, torch {about['torch']}, {about['hardware']}.",
+        "",
+        "Median time of a training step (forward, backward, AdamW), in milliseconds, and what watching adds to it when",
+        f"every {every}th step is measured. The steps take turns in one run. Target: at most {TARGET:.0%}.",
+        "",
+        "| model | step | measured step | with entropy | overhead | with entropy | at steps not measured |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        ms, cost = result["ms"], result["overhead"]
+        lines.append(
+            f"| {result['case']} | {ms['plain']:.1f} | {ms['measured']:.1f} | {ms['with entropy']:.1f} | "
+            f"{cost['measured']:.2%} | {cost['with entropy']:.2%} | {result['idle']:+.1%} |"
+        )
+    lines += ["", "There are no hooks at steps that are not measured, so the last column is the noise of the machine."]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=50)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     results = []
@@ -126,8 +152,13 @@ def main() -> int:
             f"{ms['with entropy']:.1f} ms; every {given.every} steps {cost['measured']:.2%}, with entropy "
             f"{cost['with entropy']:.2%}; at steps not measured {result['idle']:+.1%} (noise included)"
         )
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    if given.out:
+        command = f"python benchmarks/watch_overhead.py --every {given.every} --repeats {given.repeats}"
+        about = {"command": command, **environment()}
+        given.out.mkdir(parents=True, exist_ok=True)
+        numbers = json.dumps({**about, "results": results}, indent=2) + "\n"
+        (given.out / "watch_overhead.json").write_text(numbers, encoding="utf-8")
+        (given.out / "watch_overhead.md").write_text(table(results, about), encoding="utf-8")
     return 0 if all(result["met"] for result in results) else 1
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_MODULES = ("data", "metrics", "models", "nn", "ops", "probing", "report", "reproduce", "surgery", "theory")
+_MODULES = ("data", "metrics", "models", "nn", "ops", "probing", "report", "reproduce", "surgery", "theory", "training")
 _FUNCTIONS = {
     "create_model": "leadline.models",
     "list_models": "leadline.models",
@@ -19,10 +19,12 @@ _FUNCTIONS = {
     "probe": "leadline.probing",
     "cure": "leadline.surgery",
     "uncure": "leadline.surgery",
+    "DepthReport": "leadline.probing",
     "LeadlineError": "leadline.errors",
 }
 
 __all__ = [
+    "DepthReport",
     "LeadlineError",
     "__version__",
     "convert",
@@ -41,14 +43,15 @@ __all__ = [
     "reproduce",
     "surgery",
     "theory",
+    "training",
     "uncure",
 ]
 
 if TYPE_CHECKING:
-    from leadline import data, metrics, models, nn, ops, probing, report, reproduce, surgery, theory
+    from leadline import data, metrics, models, nn, ops, probing, report, reproduce, surgery, theory, training
     from leadline.errors import LeadlineError
     from leadline.models import convert, create_model, list_models, load
-    from leadline.probing import probe
+    from leadline.probing import DepthReport, probe
     from leadline.surgery import cure, uncure
 
 

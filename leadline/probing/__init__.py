@@ -3,7 +3,7 @@
 from leadline.probing.blocks import find_blocks
 from leadline.probing.callbacks import lightning_callback, trainer_callback
 from leadline.probing.figures import Distribution, Figures, Heatmap, LayerFigures, Trial, Verdict
-from leadline.probing.report import DepthReport
+from leadline.probing.report import DepthReport, check_target, read_report
 from leadline.probing.run import probe
 from leadline.probing.sources import example_inputs, open_model
 from leadline.probing.watch import CollapseError, Watcher, watch
@@ -18,11 +18,13 @@ __all__ = [
     "Trial",
     "Verdict",
     "Watcher",
+    "check_target",
     "example_inputs",
     "find_blocks",
     "lightning_callback",
     "open_model",
     "probe",
+    "read_report",
     "trainer_callback",
     "watch",
 ]

@@ -81,6 +81,7 @@ class Heatmap:
     layer: int
     head: int
     weights: list[list[float]]
+    tokens: int | None = None  # of the sample; with fewer rows and columns neighbours are joined
 
 
 @dataclass

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from leadline.nn import HopfieldAttention
+from leadline.ops.backends import use_backend
 
 
 @contextmanager
@@ -23,17 +23,12 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     fast = torch.backends.mha.get_fastpath_enabled()
-    backends = [(module, module.backend) for module in model.modules() if isinstance(module, HopfieldAttention)]
-    with torch.random.fork_rng(devices=devices), uncompiled():
+    with torch.random.fork_rng(devices=devices), uncompiled(), use_backend("reference"):
         try:
             model.eval()
             torch.backends.mha.set_fastpath_enabled(False)
-            for attention, _ in backends:
-                attention.backend = "reference"
             yield
         finally:
-            for attention, backend in backends:
-                attention.backend = backend
             torch.backends.mha.set_fastpath_enabled(fast)
             for module, mode in modes:
                 module.training = mode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
@@ -37,12 +37,41 @@ def each_batch(inputs: Batch | Iterable[Batch]) -> Iterator[Batch]:
         raise LeadlineError("inputs hold no batch; give at least one")
 
 
+def count_batches(inputs: object) -> int | None:
+    """How many batches there are, where that can be told without going through them."""
+    if isinstance(inputs, (Tensor, Mapping)):
+        return 1
+    try:
+        return len(inputs) if isinstance(inputs, Sized) else None
+    except TypeError:  # a loader of a data set without a length
+        return None
+
+
 def call_model(model: nn.Module, batch: Batch) -> Any:
-    return model(**batch) if isinstance(batch, Mapping) else model(batch)
+    """What the model makes of the batch. A model that fails on it does so in one line; its own error is the cause."""
+    try:
+        return model(**batch) if isinstance(batch, Mapping) else model(batch)
+    except LeadlineError:
+        raise
+    except Exception as error:
+        raise LeadlineError(f"the model fails on {_told(batch)}: {first_line(error)}") from error
 
 
-def check_device(model: nn.Module, batch: Batch) -> None:
-    """The batch must lie where the weights are; a model spread over devices moves its inputs itself."""
+def _told(batch: Batch) -> str:
+    if isinstance(batch, Tensor):
+        return f"this batch, {tuple(batch.shape)} of {str(batch.dtype).removeprefix('torch.')}"
+    parts = [f"{name} {tuple(value.shape)}" if isinstance(value, Tensor) else name for name, value in batch.items()]
+    return f"this batch, {', '.join(parts) or 'which is empty'}"
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line, with its name where the text alone says little."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return text if len(text.split()) > 2 else f"{type(error).__name__} {text}".strip()
+
+
+def check_batch(model: nn.Module, batch: Batch) -> None:
+    """The batch must hold something and lie where the weights are; a model spread over devices moves it itself."""
     device = single_device(model)
     if device is not None and device.type == "meta":
         raise LeadlineError("the model is on the meta device and has no weights; load it or move it to a real device")
@@ -50,6 +79,8 @@ def check_device(model: nn.Module, batch: Batch) -> None:
     for name, value in tensors.items():
         if isinstance(value, Tensor) and device is not None and value.device != device:
             raise LeadlineError(f"{name} is on {value.device} and the model on {device}; move it with .to('{device}')")
+        if isinstance(value, Tensor) and not value.numel():
+            raise LeadlineError(f"{name} has shape {tuple(value.shape)}: nothing is in it; give at least one sample")
 
 
 def padding_mask(batch: Batch, mask: Mask = None) -> Tensor | None:

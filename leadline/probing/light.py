@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -45,8 +45,10 @@ def light_figures(X: Tensor, mask: Tensor | None) -> Tensor:
 class LightRecorder:
     """Figures of what enters the first block and leaves every block, in the order of the calls."""
 
-    def __init__(self, blocks: Sequence[Block], entropy: bool = False) -> None:
-        self.blocks, self.entropy = list(blocks), entropy
+    def __init__(
+        self, blocks: Sequence[Block], entropy: bool = False, passed: Callable[[], None] = lambda: None
+    ) -> None:
+        self.blocks, self.entropy, self.passed = list(blocks), entropy, passed
         self._parts = {block.module: find_parts(block.module) for block in blocks}
         self.names = {block.module: block.name for block in blocks}
         self.start(None)
@@ -98,6 +100,7 @@ class LightRecorder:
         if result is not None:
             self._measure(result, module)
             self.layer_names.append(self.names[module])
+        self.passed()
 
     def _measure(self, source: Tensor, module: nn.Module) -> None:
         wanted, self.tokens = self.tokens, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -90,9 +90,18 @@ class Recorder:
     The attention matrices are measured with what enters the attention (behind the norm of a pre-norm block) as X.
     """
 
-    def __init__(self, blocks: Sequence[Block], *, attention: bool = True, prefix: int = 0, maps: bool = False) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        *,
+        attention: bool = True,
+        prefix: int = 0,
+        maps: bool = False,
+        passed: Callable[[], None] = lambda: None,
+    ) -> None:
         self.blocks, self.prefix, self.with_attention, self.with_maps = list(blocks), prefix, attention, maps
-        self.maps: dict[int, Tensor] = {}  # by layer, of the first sample
+        self.passed = passed  # called after every block
+        self.maps: dict[int, tuple[Tensor, int]] = {}  # by layer: weights (H, m, m) of the first sample, and its tokens
         self.layers: list[LayerTally] = [LayerTally(0, "input")]
         self.modules: list[nn.Module] = []  # the block behind each layer but the input
         self.samples = self.tokens = self.batches = 0
@@ -174,8 +183,9 @@ class Recorder:
             if passage.caught is not None:
                 X = passage.x if passage.attention_input is None else passage.attention_input
                 if self.with_maps and self.batches == 0:
-                    self.maps[passage.layer] = heatmap(passage.caught)
+                    self.maps[passage.layer] = heatmap(passage.caught), passage.caught.tokens
                 tally.attention.add(passage.caught, X, self._mask_for(X))
+        self.passed()
 
     # hooks of parts
 

@@ -20,6 +20,7 @@ from leadline.errors import LeadlineError
 from leadline.probing import figures
 from leadline.probing.figures import Figures
 
+_KINDS = (".html", ".json", ".png", ".svg", ".pdf")
 _SHOWN = 24  # rows of the table before it leaves some out
 
 
@@ -94,23 +95,40 @@ class DepthReport(Figures):
 
         ``before`` is another report to put beside this one on the page or in the figure.
         """
-        file = Path(path)
-        if before is not None and file.suffix == ".json":
-            raise LeadlineError(
-                f"before is given and {file.name} is data; two reports side by side need a page or figure"
-            )
+        file = check_target(path, before is not None)
         if file.suffix == ".html":
             from leadline.report.page import save_page
 
             save_page(self, file, before=before)
         elif file.suffix == ".json":
-            file.write_text(self.to_json() + "\n", encoding="utf-8")
-        elif file.suffix in (".png", ".svg", ".pdf"):
+            from leadline.report.page_data import write_whole
+
+            write_whole(file, (self.to_json() + "\n").encode())
+        else:
             from leadline.report.depth_figures import save_figure
 
             save_figure(self, file, before=before)
-        else:
-            raise LeadlineError(f"cannot save as {file.name}; the name must end in .html, .json, .png, .svg or .pdf")
+
+
+def check_target(path: str | os.PathLike[str], before: bool = False) -> Path:
+    """Where a report can be saved, known before a long measurement: the kind of file, and its folder."""
+    file = Path(path)
+    if file.suffix not in _KINDS:
+        raise LeadlineError(f"cannot save as {file.name}; the name must end in .html, .json, .png, .svg or .pdf")
+    if before and file.suffix == ".json":
+        raise LeadlineError(f"before is given and {file.name} is data; two reports side by side need a page or figure")
+    if not file.parent.is_dir():
+        raise LeadlineError(f"cannot save {file}: there is no folder {file.parent}; create it first")
+    return file
+
+
+def read_report(path: str | os.PathLike[str]) -> DepthReport:
+    """A report that ``save`` wrote as .json."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LeadlineError(f"{path} cannot be read; give a report that was saved as .json") from error
+    return DepthReport.from_json(text)
 
 
 def _mean(values: list[float] | None) -> float | None:

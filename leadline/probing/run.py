@@ -14,10 +14,11 @@ from leadline.errors import LeadlineError
 from leadline.probing.blocks import find_blocks, prefix_tokens, unwrap
 from leadline.probing.figures import Heatmap
 from leadline.probing.guard import GradientNorms, left_as_it_was
-from leadline.probing.inputs import Batch, Mask, call_model, check_device, each_batch, padding_mask
+from leadline.probing.inputs import Batch, Mask, call_model, check_batch, count_batches, each_batch, padding_mask
+from leadline.probing.progress import Count, Progress
 from leadline.probing.recorder import Recorder
 from leadline.probing.report import DepthReport
-from leadline.probing.trials import try_cures
+from leadline.probing.trials import CANDIDATES, try_cures
 from leadline.probing.verdict import judge, with_trials
 
 Loss = Callable[[Any], Tensor] | str | None
@@ -34,6 +35,7 @@ def probe(
     heatmaps: bool | Sequence[int] = False,
     trials: bool = True,
     prefix: int | None = None,
+    progress: Progress | None = None,
 ) -> DepthReport:
     """Measure what every block of ``model`` does to its tokens, and say whether depth hurts.
 
@@ -52,16 +54,21 @@ def probe(
     heatmaps   True (first, middle and last layer) or layers, counted from 1: keep their attention on one sample.
     trials     where something collapses, try cures on the first batch and recommend what moved the number.
     prefix     how many class and register tokens stand before the patches; found by itself.
+    progress   a function called as progress(what, done, total) after every block of every batch and trial.
     """
+    if not isinstance(model, nn.Module):
+        raise LeadlineError(f"the model is a {type(model).__name__}; give a torch.nn.Module")
     module = unwrap(model)
     found = find_blocks(module, blocks)
     prefix = prefix_tokens(module) if prefix is None else prefix
-    recorder = Recorder(found, attention=attention, prefix=prefix, maps=heatmaps is not False)
+    batches = count_batches(inputs)
+    count = Count(progress, "measuring", None if batches is None else batches * len(found))
+    recorder = Recorder(found, attention=attention, prefix=prefix, maps=heatmaps is not False, passed=count)
     gradients = None if loss is None else _gradients(module, [block.module for block in found])
     first: tuple[Batch, Tensor | None] | None = None
     with left_as_it_was(module):
         for batch in each_batch(inputs):
-            check_device(module, batch)
+            check_batch(module, batch)
             real = padding_mask(batch, mask)
             first = first or (batch, real)
             recorder.start(real)
@@ -78,13 +85,17 @@ def probe(
         verdict = judge(layers)
         if trials and verdict.kind != "no collapse" and first is not None:
             names = [block.name for block in found]
-            before, tried = try_cures(module, names, *first, entropy=verdict.kind == "entropy collapse")
+            about_entropy = verdict.kind == "entropy collapse"
+            count = Count(progress, "trying cures", (1 + len(CANDIDATES)) * (len(layers) - 1))
+            before, tried = try_cures(module, names, *first, entropy=about_entropy, passed=count)
             verdict = with_trials(verdict, layers, tried, before)
     last = len(layers) - 1
     shown = {1, (last + 1) // 2, last} if isinstance(heatmaps, bool) else set(heatmaps)
+    if not shown <= set(range(1, last + 1)):
+        raise LeadlineError(f"heatmaps names layers {sorted(shown)}; this model's layers are 1 to {last}")
     maps = [
-        Heatmap(layer, head, weights.tolist())
-        for layer, heads in recorder.maps.items()
+        Heatmap(layer, head, weights.tolist(), tokens)
+        for layer, (heads, tokens) in recorder.maps.items()
         if layer in shown
         for head, weights in enumerate(heads)
     ]

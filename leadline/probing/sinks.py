@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import math
 import os
@@ -120,7 +121,10 @@ class _WandB:
     """Into the run that is active."""
 
     def __init__(self) -> None:
-        self.wandb = need("wandb", "train")
+        try:
+            self.wandb: Any = importlib.import_module("wandb")
+        except ImportError as error:
+            raise LeadlineError("to is 'wandb', which is not installed; run: pip install wandb") from error
         if self.wandb.run is None:
             raise LeadlineError("to is 'wandb' and no run is active; call wandb.init() first")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import inspect
 import json
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from leadline.errors import LeadlineError, need, unknown_name
 from leadline.probing.blocks import find_blocks
+from leadline.probing.inputs import first_line
 
 Inputs = dict[str, Any] | Tensor
 
@@ -149,9 +151,9 @@ def _from_name(name: str, depth: int | None) -> nn.Module:
 def _from_timm(name: str, depth: int | None) -> nn.Module:
     timm = need("timm", "timm")
     if name not in timm.list_models():
-        raise unknown_name(
-            "timm model", name, timm.list_models() if len(name) < 3 else timm.list_models(f"*{name[:3]}*")
-        )
+        near = difflib.get_close_matches(name, timm.list_models(), n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() has the names"
+        raise LeadlineError(f"unknown timm model {name!r}; {hint}")
     try:
         return timm.create_model(name, pretrained=False, **({} if depth is None else {"depth": depth}))
     except TypeError as error:
@@ -169,14 +171,22 @@ def _from_file(spec: str, depth: int | None) -> tuple[nn.Module, Any]:
     assert loader is not None  # a .py file always has one
     assert loader.loader is not None
     module = importlib.util.module_from_spec(loader)
-    loader.loader.exec_module(module)
+    try:
+        loader.loader.exec_module(module)
+    except Exception as error:
+        raise LeadlineError(f"{file} cannot be run: {first_line(error)}") from error
     build = getattr(module, function, None)
     if not callable(build):
         found = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise unknown_name(f"function of {file}", function, found)
     if depth is not None and "depth" not in inspect.signature(build).parameters:
         raise LeadlineError(f"{function} in {file} takes no depth; leave out depth, or give it that argument")
-    built = build() if depth is None else build(depth=depth)
+    try:
+        built = build() if depth is None else build(depth=depth)
+    except LeadlineError:
+        raise
+    except Exception as error:
+        raise LeadlineError(f"{function} in {file} failed: {first_line(error)}") from error
     model, inputs = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, nn.Module):
         raise LeadlineError(
@@ -190,6 +200,10 @@ def _from_folder(folder: Path, spec: str | None) -> tuple[nn.Module, Any]:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
         raise LeadlineError(f"{folder} is no checkpoint: it has no readable config.json") from error
+    if not isinstance(config, dict):
+        raise LeadlineError(
+            f"{folder} is no checkpoint: its config.json holds a {type(config).__name__}, not a mapping"
+        )
     if "leadline" in config:
         from leadline.models import load
 
@@ -200,9 +214,8 @@ def _from_folder(folder: Path, spec: str | None) -> tuple[nn.Module, Any]:
     transformers = need("transformers", "hub")
     try:
         model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise LeadlineError(f"{folder} cannot be loaded by transformers: {reason}") from error
+    except Exception as error:  # transformers has no one kind of error for a damaged folder
+        raise LeadlineError(f"{folder} cannot be loaded by transformers: {first_line(error)}") from error
     return model, _own_text(transformers, folder, model)
 
 

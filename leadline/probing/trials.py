@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -32,17 +32,19 @@ def try_cures(
     mask: Tensor | None,
     entropy: bool = False,
     candidates: Mapping[str, Mapping[str, float]] = CANDIDATES,
+    passed: Callable[[], None] = lambda: None,
 ) -> tuple[Trial, list[Trial]]:
     """The batch as it is, and with each candidate; the model is as before after each of them.
 
-    ``names`` are the blocks. Whether a candidate ``helps`` is for the verdict to say.
+    ``names`` are the blocks; ``passed`` is called after each of them. Whether a candidate ``helps`` is for the verdict
+    to say.
     """
-    before = _run(model, "as it is", {}, names, batch, mask, entropy)
+    before = _run(model, "as it is", {}, names, batch, mask, entropy, passed)
     trials = []
     for name, cure in candidates.items():
         try:
             with cured(model, **cure) as patient:
-                trials.append(_run(patient, name, dict(cure), names, batch, mask, entropy))
+                trials.append(_run(patient, name, dict(cure), names, batch, mask, entropy, passed))
         except LeadlineError as error:
             trials.append(Trial(name, dict(cure), [], False, error=str(error)))
     return before, trials
@@ -68,8 +70,9 @@ def _run(
     batch: Batch,
     mask: Tensor | None,
     entropy: bool,
+    passed: Callable[[], None],
 ) -> Trial:
-    recorder = LightRecorder(find_blocks(model, names), entropy)
+    recorder = LightRecorder(find_blocks(model, names), entropy, passed)
     with torch.no_grad(), recorder.attached():
         recorder.start(mask)
         call_model(model, batch)

@@ -14,6 +14,7 @@ _GREW = 2.0  # odds of similarity, last layer against input: less is no work of 
 _ONE_TOKEN = 0.1  # entropy as a share of that of uniform attention
 _REDUNDANT = 0.05  # ||Y - X|| / ||X||
 _MOVED = 0.05  # of similarity, or of entropy's share
+_UNMOVED = 0.01
 _AS_GOOD = 0.1
 _FAR = 10_000  # layers; no prediction beyond
 
@@ -184,13 +185,21 @@ def _trial_words(
     results = []
     for trial in tried:
         by = moved[trial.name]
-        note = "" if trial.helps else " (makes it worse)" if by <= -_MOVED else " (does nothing for it)"
-        results.append(f"{trial.name} {_n(start + by if about_entropy else start - by)}{note}")
+        results.append(f"{trial.name} {_n(start + by if about_entropy else start - by)}{_remark(by)}")
     words = f"Tried on the first batch, {what}: as it is {_n(start)}, {', '.join(results)}."
     if chosen is None:
         return f"{words} None of them helps here, so none is recommended."
     arguments = ", ".join(f"{name}={_n(value)}" for name, value in chosen.cure.items())
     return f"{words} Recommended: leadline.cure(model, {arguments})."
+
+
+def _remark(by: float) -> str:
+    """On a cure that moved the number by ``by`` for the better; nothing on one that helps."""
+    if by >= _MOVED:
+        return ""
+    if by <= -_MOVED:
+        return " (makes it worse)"
+    return " (does nothing for it)" if abs(by) < _UNMOVED else " (too little)" if by > 0 else " (slightly worse)"
 
 
 def _layers(count: int) -> str:

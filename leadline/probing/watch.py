@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.errors import LeadlineError
+from leadline.ops.backends import use_backend
 from leadline.probing.blocks import find_blocks, unwrap
 from leadline.probing.guard import uncompiled
 from leadline.probing.inputs import padding_mask
@@ -74,6 +75,8 @@ class Watcher:
             return
         self._armed, self._measured, self._inside = ExitStack(), False, 0
         self._armed.enter_context(uncompiled())
+        if self.recorder.entropy:  # until the step ends: what a forward pass carried, its backward pass must read
+            self._armed.enter_context(use_backend("reference"))
         for module in self._around:  # training code may call any of these: the model, or its encoder
             before = module.register_forward_pre_hook(self._start, with_kwargs=True, prepend=True)
             after = module.register_forward_hook(self._finish, always_call=True)

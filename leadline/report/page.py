@@ -8,7 +8,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from leadline.errors import need
 from leadline.report import page_plots, page_tabs, page_text
 from leadline.report.page_data import Report, write_whole
 from leadline.report.page_plots import Chart
@@ -22,8 +21,7 @@ def save_page(report: Report, path: str | Path, before: Report | None = None) ->
 
     With ``before``, a report of the same model before a change, one tab shows both side by side.
     """
-    plotly: Any = need("plotly.offline", "plot")
-    return write_whole(path, render(report, before, plotly.get_plotlyjs()).encode())
+    return write_whole(path, render(report, before).encode())
 
 
 def tabs(report: Report, before: Report | None = None) -> list[tuple[str, str, list[Chart]]]:
@@ -48,7 +46,7 @@ def tabs(report: Report, before: Report | None = None) -> list[tuple[str, str, l
     return [(name, above or ("" if charts else empty), charts) for name, above, charts in found]
 
 
-def render(report: Report, before: Report | None, plotly_js: str) -> str:
+def render(report: Report, before: Report | None = None) -> str:
     """The whole page as text."""
     buttons: list[str] = []
     panels: list[str] = []
@@ -57,7 +55,7 @@ def render(report: Report, before: Report | None, plotly_js: str) -> str:
         figures = []
         for chart in charts:
             figures.append(_figure(chart, len(specs)))
-            specs.append(chart.figure())
+            specs.append(chart.spec)
         on = i == 0
         buttons.append(
             f'<button type="button" role="tab" id="tab-{i}" aria-controls="panel-{i}" '
@@ -68,7 +66,7 @@ def render(report: Report, before: Report | None, plotly_js: str) -> str:
             f'<h2>{escape(name)}</h2>{above}<div class="charts">{"".join(figures)}</div></section>'
         )
     assets = files("leadline.report") / "assets"
-    css, js = ((assets / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    css, chart_js, js = ((assets / name).read_text(encoding="utf-8") for name in ("page.css", "chart.js", "page.js"))
     title = f"Depth report: {report.model}"
     return "\n".join(
         [
@@ -84,7 +82,7 @@ def render(report: Report, before: Report | None, plotly_js: str) -> str:
             f'<div class="panels">{"".join(panels)}</div></main>',
             "<footer>Made by Leadline. This file needs no network.</footer>",
             f'<script type="application/json" id="chart-data">{_json(specs)}</script>',
-            f"<script>{plotly_js}</script>\n<script>\n{js}</script>\n</body>\n</html>\n",
+            f"<script>\n{chart_js}</script>\n<script>\n{js}</script>\n</body>\n</html>\n",
         ]
     )
 
@@ -102,8 +100,8 @@ def _figure(chart: Chart, index: int) -> str:
     width = f' style="min-width:{chart.min_width}px"' if chart.min_width else ""
     return (
         f'<figure class="{"wide" if chart.wide else "half"}"><figcaption><h3>{escape(chart.title)}</h3>{note}'
-        f'</figcaption><div class="scroll"><div class="chart" data-chart="{index}" role="img" '
-        f'aria-label="{escape(chart.title)}"{width}></div></div></figure>'
+        f'</figcaption><div class="scroll"><div class="chart" data-chart="{index}" '
+        f'data-title="{escape(chart.title)}"{width}></div></div></figure>'
     )
 
 

@@ -1,97 +1,60 @@
-"""The curves, violins and heat maps of the page, as plain data for plotly.js."""
+"""The curves, violins and heat maps of the page, as plain data that ``assets/chart.js`` draws."""
 
 from __future__ import annotations
 
+import base64
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from leadline.probing.figures import Distribution, Heatmap, LayerFigures
 from leadline.report.figures import _STYLES
-from leadline.report.page_data import Report, mean_of, number, outline, short
+from leadline.report.page_data import Report, finite, mean_of, outline, short
 
 _DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 _MARKERS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down"}
 LAYER = "layer (0: input of the first block)"
 _CELLS = 192  # a heat map has at most this many rows and columns
+_MISSING = 65535  # a cell of a heat map that was not measured
+
+Line = tuple[str, Sequence[int], Sequence[float | None]]  # name, layers, values
 
 
 @dataclass
 class Chart:
-    """One figure of the page: its heading, a line on how to read it, and what plotly.js draws."""
+    """One figure of the page: its heading, a line on how to read it, and what is drawn (see ``assets/chart.js``)."""
 
     title: str
     note: str
-    traces: list[dict[str, Any]]
-    layout: dict[str, Any]
+    spec: dict[str, Any]
     min_width: int = 0  # pixels below which it scrolls sideways instead of shrinking
     wide: bool = False  # takes the whole width of the page
 
-    def figure(self) -> dict[str, Any]:
-        return {"data": self.traces, "layout": self.layout}
-
-
-def plain(text: str) -> str:
-    """``text`` as plotly.js shows it letter for letter: it reads a few HTML tags in its labels."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
 
 def style(index: int) -> dict[str, Any]:
-    """Line number ``index``: colour, dash and marker, so that lines differ without colour too."""
+    """Line number ``index``: colour, dash and symbol, so that lines differ without colour too."""
     entry = _STYLES[index % len(_STYLES)]
-    # a second round of colours meets other dashes
+    # a second round of colours meets other dashes, and open symbols
     shape = _STYLES[(index + index // len(_STYLES)) % len(_STYLES)]
     dash = shape["linestyle"]
     return {
-        "line": {
-            "color": entry["color"],
-            "dash": _DASHES.get(dash, "longdashdot") if isinstance(dash, str) else "longdashdot",
-            "width": 2,
-        },
-        "marker": {"color": entry["color"], "symbol": _MARKERS[shape["marker"]], "size": 7, "maxdisplayed": 16},
+        "color": entry["color"],
+        "dash": _DASHES[dash] if isinstance(dash, str) else "longdash",
+        "symbol": _MARKERS[shape["marker"]],
+        "open": index // len(_STYLES) % 2 == 1,
     }
 
 
-def _line(name: str, x: Sequence[int], y: Sequence[float | None], index: int) -> dict[str, Any] | None:
-    """A curve over layers; None when nothing was measured."""
-    values = [short(v) for v in y]
-    if all(v is None for v in values):
-        return None
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": plain(name),
-        "x": list(x),
-        "y": values,
-        "hovertemplate": "%{y:.5~g}",
-        **style(index),
-    }
-
-
-def _layout(x: str, y: str, **axis: Any) -> dict[str, Any]:
-    return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}, **axis}}
-
-
-def _log_ticks(values: Sequence[float]) -> dict[str, Any]:
-    """Ticks at 1, 2, 5 over a few decades, else what plotly.js chooses, as powers of ten."""
-    if len(values) > 1 and 8 < max(values) / min(values) < 1e3:
-        return {"dtick": "D2", "tickformat": "~g"}
-    return {"exponentformat": "power", "tickfont": {"size": 10}}
-
-
-def curves(
-    title: str, note: str, ylabel: str, lines: Sequence[tuple[str, Sequence[int], Sequence[float | None]]], **axis: Any
-) -> list[Chart]:
-    """One chart of named curves (name, layers, values); no chart when nothing was measured."""
-    drawn = [_line(name, x, y, i) for i, (name, x, y) in enumerate(lines)]
-    traces = [line for line in drawn if line is not None]
-    if axis.get("type") == "log":
-        axis = {**axis, **_log_ticks([v for trace in traces for v in trace["y"] if v and v > 0])}
-    return [Chart(title, note, traces, _layout(LAYER, ylabel, **axis))] if traces else []
-
-
-def _indices(layers: Sequence[LayerFigures]) -> list[int]:
-    return [layer.index for layer in layers]
+def curves(title: str, note: str, ylabel: str, lines: Sequence[Line], **axis: Any) -> list[Chart]:
+    """One chart of named curves; no chart when nothing was measured. ``axis``: log, zero or range of the y axis."""
+    drawn = []
+    for i, (name, x, y) in enumerate(lines):
+        values = [short(v) for v in y]
+        if any(v is not None for v in values):
+            drawn.append({"name": name, "x": list(x), "y": values, "look": style(i)})
+    spec = {"x": {"title": LAYER}, "y": {"title": ylabel, **axis}, "lines": drawn}
+    return [Chart(title, note, spec)] if drawn else []
 
 
 def column(report: Report, get: Callable[[LayerFigures], float | None]) -> tuple[list[int], list[float | None]]:
@@ -107,66 +70,22 @@ def violins(
     *,
     width: float = 0.42,
     points: int = 48,
-    **xaxis: Any,
+    ticks: Sequence[tuple[float, str]] | None = None,
 ) -> list[Chart]:
     """Violins (place on the x axis, what to call it, histogram) with their mode, median and mean marked."""
-    x: list[float | None] = []
-    y: list[float | None] = []
-    kept: list[tuple[float, str, Distribution]] = []
+    items = []
     for place, name, distribution in places:
         shape = outline(distribution, points)
         if shape is None or distribution is None:
             continue
         values, halves = shape
-        x += [short(place - width * h, 5) for h in halves] + [short(place + width * h, 5) for h in reversed(halves)]
-        y += [short(v, 5) for v in values] + [short(v, 5) for v in reversed(values)]
-        x.append(None)  # ends one polygon; the next begins
-        y.append(None)
-        kept.append((place, name, distribution))
-    if not kept:
+        marks = [short(v, 5) for v in (distribution.mode, distribution.median, distribution.mean)]
+        items.append([place, name, [short(v, 4) for v in values], [round(100 * h) for h in halves], *marks])
+    if not items:
         return []
-    shape_trace = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "distribution",
-        "x": x,
-        "y": y,
-        "fill": "toself",
-        "fillcolor": "rgba(0,114,178,0.28)",
-        "line": {"color": "#0072B2", "width": 0.7},
-        "hoverinfo": "skip",
-    }
-    text = [
-        f"{plain(name)}<br>mode {number(d.mode)}<br>median {number(d.median)}<br>mean {number(d.mean)}"
-        for _, name, d in kept
-    ]
-    size = 7 if len(kept) <= 40 else 5
-    marks = [("mode", "diamond-open", "#000000"), ("mean", "circle", "#D55E00"), ("median", "line-ew", "#000000")]
-    traces = [shape_trace]
-    for name, symbol, colour in marks:
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": name,
-                "x": [place for place, _, _ in kept],
-                "y": [short(getattr(d, name)) for _, _, d in kept],
-                "text": text,
-                "hovertemplate": "%{text}<extra></extra>",
-                "marker": {
-                    "symbol": symbol,
-                    "color": colour,
-                    "size": 2 * size if name == "median" else size,
-                    "line": {"width": 1.5, "color": colour},
-                },
-            }
-        )
-    layout = {
-        "xaxis": {"title": {"text": xlabel}, "showgrid": False, **xaxis},
-        "yaxis": {"title": {"text": ylabel}},
-        "hovermode": "closest",
-    }
-    return [Chart(title, note, traces, layout, min_width=60 + 8 * len(kept), wide=True)]
+    x = {"title": xlabel} if ticks is None else {"title": xlabel, "ticks": [list(tick) for tick in ticks]}
+    spec = {"x": x, "y": {"title": ylabel}, "violins": {"half": width, "items": items}}
+    return [Chart(title, note, spec, min_width=60 + 8 * len(items), wide=True)]
 
 
 def by_head(
@@ -177,19 +96,11 @@ def by_head(
     layers = [layer for layer in report.layers if get(layer)]
     if heads < 2 or not layers:
         return []
-    z = [[short(v) for v in get(layer) or ()] + [None] * (heads - len(get(layer) or ())) for layer in layers]
-    trace = {
-        "type": "heatmap",
-        "x": _indices(layers),
-        "y": list(range(heads)),
-        "z": [list(row) for row in zip(*z, strict=True)],
-        "colorscale": "Cividis",
-        "hovertemplate": "layer %{x}, head %{y}: %{z:.4~g}<extra></extra>",
-        "colorbar": {"thickness": 12, "outlinewidth": 0},
-    }
-    layout = _layout("layer", ylabel, dtick=max(1, heads // 8))
-    layout["hovermode"] = "closest"
-    return [Chart(title, "One cell a layer and head; brighter is larger.", [trace], layout)]
+    by_layer = [[*(get(layer) or ()), *[None] * (heads - len(get(layer) or ()))] for layer in layers]
+    heat = _heat([list(row) for row in zip(*by_layer, strict=True)], ("layer", "head"))
+    heat |= {"x0": layers[0].index}
+    spec = {"x": {"title": "layer"}, "y": {"title": ylabel}, "heat": heat}
+    return [Chart(title, "One cell a layer and head; brighter is larger.", spec)]
 
 
 def per_head(
@@ -197,33 +108,47 @@ def per_head(
 ) -> list[Chart]:
     """Mean over heads as a curve, each head as a faint dot."""
     charts = curves(title, note, ylabel, [("mean over heads", *column(report, lambda f: mean_of(get(f))))])
-    dots = [(f.index, short(v), h) for f in report.layers for h, v in enumerate(get(f) or ())]
+    dots = [(f.index, short(v, 5), f"head {h}") for f in report.layers for h, v in enumerate(get(f) or ())]
     for chart in charts:
-        chart.layout["hovermode"] = "closest"
-        chart.traces[0]["hovertemplate"] = "layer %{x}, mean %{y:.4~g}<extra></extra>"
-        chart.traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": "one head",
-                "x": [layer for layer, _, _ in dots],
-                "y": [value for _, value, _ in dots],
-                "text": [f"head {head}" for _, _, head in dots],
-                "hovertemplate": "layer %{x}, %{text}: %{y:.4~g}<extra></extra>",
-                "marker": {"symbol": "circle-open", "color": "#777777", "size": 4},
-            }
-        )
+        x, y, labels = (list(part) for part in zip(*dots, strict=True))
+        look = {"color": "#777777", "dash": "solid", "symbol": "circle", "open": True}
+        chart.spec["lines"].append({"name": "one head", "x": x, "y": y, "labels": labels, "look": look, "dots": True})
     return charts
+
+
+def _heat(rows: Sequence[Sequence[float | None]], names: tuple[str, str], low: float | None = None) -> dict[str, Any]:
+    """The values in 16 bits each, from ``low`` (the smallest unless given) to the largest; names of x and y."""
+    known = [v for row in rows for value in row if (v := finite(value)) is not None]
+    low = min(known, default=0.0) if low is None else low
+    top = max(known, default=1.0)
+    span = top - low or 1.0
+    codes = [
+        _MISSING if (v := finite(value)) is None else round((_MISSING - 1) * (v - low) / span)
+        for row in rows
+        for value in row
+    ]
+    return {
+        "columns": len(rows[0]),
+        "rows": len(rows),
+        "x0": 0,
+        "dx": 1,
+        "y0": 0,
+        "dy": 1,
+        "low": short(low),
+        "top": short(low + span),
+        "names": list(names),
+        "values": base64.b64encode(struct.pack(f"<{len(codes)}H", *codes)).decode(),
+    }
 
 
 def _coarse(weights: Sequence[Sequence[float]]) -> tuple[list[list[float | None]], int]:
     """(rows, k): the matrix, or for a large one the means over k x k cells."""
-    step = -(-max(len(weights), max(map(len, weights), default=0)) // _CELLS)
-    rows: list[list[float | None]] = []
+    width = max(map(len, weights), default=0)
+    step = -(-max(len(weights), width) // _CELLS)
+    rows = []
     for top in range(0, len(weights), step or 1):
         block = weights[top : top + step]
-        width = max(map(len, block))
-        rows.append([short(mean_of([v for row in block for v in row[i : i + step]]), 3) for i in range(0, width, step)])
+        rows.append([mean_of([v for row in block for v in row[i : i + step]]) for i in range(0, width, step)])
     return rows, step
 
 
@@ -231,24 +156,13 @@ def attention(maps: Sequence[Heatmap]) -> list[Chart]:
     charts = []
     for found in maps:
         rows, step = _coarse(found.weights)
-        if not rows:
+        if not rows or not rows[0]:
             continue
         note = "Row: who looks; column: at whom." + (f" Each cell is a mean of {step} x {step}." if step > 1 else "")
-        trace = {
-            "type": "heatmap",
-            "z": rows,
-            "x0": 0,
-            "dx": step,
-            "y0": 0,
-            "dy": step,
-            "zmin": 0,
-            "zmax": max((v for row in rows for v in row if v is not None), default=1.0),
-            "colorscale": "Cividis",
-            "hovertemplate": "query %{y}, key %{x}: %{z:.3~g}<extra></extra>",
-            "colorbar": {"thickness": 12, "outlinewidth": 0},
-        }
-        layout = _layout("key", "query", autorange="reversed", scaleanchor="x", constrain="domain")
-        layout["xaxis"]["constrain"] = "domain"
-        layout["hovermode"] = "closest"
-        charts.append(Chart(f"Layer {found.layer}, head {found.head}", note, [trace], layout))
+        joined = (found.tokens or len(found.weights)) / len(found.weights)
+        if joined > 1:
+            note += f" {joined:.3g} neighbours are joined in a cell, summed as keys and averaged as queries."
+        heat = {**_heat(rows, ("key", "query"), low=0.0), "dx": step * joined, "dy": step * joined, "square": True}
+        spec = {"x": {"title": "key"}, "y": {"title": "query"}, "heat": heat}
+        charts.append(Chart(f"Layer {found.layer}, head {found.head}", note, spec))
     return charts

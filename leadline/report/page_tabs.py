@@ -7,7 +7,7 @@ from typing import Any
 
 from leadline.probing.figures import LayerFigures
 from leadline.report.page_data import Report, finite, mean_of, outline
-from leadline.report.page_plots import LAYER, Chart, by_head, column, curves, per_head, violins
+from leadline.report.page_plots import LAYER, Chart, Line, by_head, column, curves, per_head, violins
 
 
 def similarity(report: Report) -> list[Chart]:
@@ -22,16 +22,16 @@ def similarity(report: Report) -> list[Chart]:
         "1 means that all tokens are the same vector. Thin lines: .5, .9 and .99.",
         "similarity",
         lines,
-        rangemode="tozero",
+        zero=True,
     )
     for chart in charts:
-        chart.layout["shapes"] = [_level(level) for level in (0.5, 0.9, 0.99)]
+        chart.spec["levels"] = [0.5, 0.9, 0.99]
     charts += curves(
         "Token diversity",
         "1 minus similarity, on a logarithmic axis: a straight fall is a constant rate of escalation.",
         "diversity",
         [("diversity", *column(report, lambda f: f.diversity))],
-        type="log",
+        log=True,
     )
     parts = sorted({part for layer in layers for part in layer.rates})
     lines = [("whole block", *column(report, lambda f: f.rate))]
@@ -48,11 +48,6 @@ def similarity(report: Report) -> list[Chart]:
     return charts + trials(report)
 
 
-def _level(level: float) -> dict[str, Any]:
-    line = {"color": "#999999", "width": 0.8}
-    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": level, "y1": level, "line": line, "layer": "below"}
-
-
 def trials(report: Report) -> list[Chart]:
     """Similarity by layer as it is, and with each cure that was tried."""
     ran = [trial for trial in report.verdict.trials if trial.error is None and trial.similarity]
@@ -60,10 +55,10 @@ def trials(report: Report) -> list[Chart]:
         return []
     words = [f"{trial.name} ({'helps' if trial.helps else 'does not help'})" for trial in ran]
     before = report.verdict.before or [layer.similarity for layer in report.layers]
-    lines: list[tuple[str, Sequence[int], Sequence[float | None]]] = [("as it is", range(len(before)), before)]
+    lines: list[Line] = [("as it is", range(len(before)), before)]
     lines += [(word, range(len(t.similarity)), t.similarity) for word, t in zip(words, ran, strict=True)]
     note = "Similarity on the same batch as the model is, and with each cure that was tried."
-    charts = curves("Cures tried", note, "similarity", lines, rangemode="tozero")
+    charts = curves("Cures tried", note, "similarity", lines, zero=True)
     measured = [layer for layer in report.layers if layer.entropy]
     places = [layer.index for layer in measured]
     lines = [("as it is", places, [mean_of(layer.entropy) for layer in measured])]
@@ -74,7 +69,7 @@ def trials(report: Report) -> list[Chart]:
     ]
     if len(lines) > 1:
         note = "Mean attention entropy in nats with each cure that was tried; as it is, over the whole input."
-        charts += curves("Cures tried: entropy", note, "entropy", lines, rangemode="tozero")
+        charts += curves("Cures tried: entropy", note, "entropy", lines, zero=True)
     return charts
 
 
@@ -97,18 +92,20 @@ def entropies(report: Report, most: int = 96) -> list[Chart]:
             ("highest head", *column(report, lambda f: max(_known(f.entropy), default=None))),
             ("uniform attention", *column(report, lambda f: f.entropy_uniform)),
         ],
-        rangemode="tozero",
+        zero=True,
     )
     charts += by_head(report, "Entropy by layer and head", "head", lambda f: f.entropy)
     heads = max((len(layer.entropies or ()) for layer in layers), default=1)
     group = max(1, most // heads)
-    top = max((v for f in layers for d in f.entropies or () if (o := outline(d)) for v in o[0]), default=1.0)
+    ends = [v for f in layers for d in f.entropies or () if (o := outline(d)) for v in (o[0][0], o[0][-1])]
+    low, top = min(ends, default=0.0), max(ends, default=1.0)
+    low = 0.0 if low < top / 2 else low - 0.5 * (top - low)  # from 0 on, unless all of them are far from it
     for start in range(0, len(layers), group):
         part = layers[start : start + group]
         places, ticks = [], []
         for slot, layer in enumerate(part):
             left = slot * (heads + 1)
-            ticks.append(left + (heads - 1) / 2)
+            ticks.append((left + (heads - 1) / 2, str(layer.index)))
             places += [(left + h, f"layer {layer.index}, head {h}", d) for h, d in enumerate(layer.entropies or ())]
         names = f"layer {part[0].index}" if len(part) == 1 else f"layers {part[0].index} to {part[-1].index}"
         found = violins(
@@ -118,12 +115,11 @@ def entropies(report: Report, most: int = 96) -> list[Chart]:
             "entropy (nats)",
             places,
             points=24,
-            tickmode="array",
-            tickvals=ticks,
-            ticktext=[str(layer.index) for layer in part],
+            ticks=ticks,
         )
         for chart in found:
-            chart.layout["yaxis"]["range"] = [-0.03 * top, 1.05 * top]  # the same in all of them
+            edge = 0.04 * (top - low)
+            chart.spec["y"]["range"] = [low - edge, top + edge]  # the same in all of them
         charts += found
     return charts
 
@@ -160,27 +156,27 @@ def spectrum(report: Report) -> list[Chart]:
 
 def norms(report: Report) -> list[Chart]:
     one = [
-        ("Length of a token", "Mean over tokens.", "norm", lambda f: f.norm, {"rangemode": "tozero"}),
+        ("Length of a token", "Mean over tokens.", "norm", lambda f: f.norm, {"zero": True}),
         (
             "Effective rank",
             "How many directions the tokens use: 1 means that all lie on one line.",
             "effective rank",
             lambda f: f.effective_rank,
-            {"rangemode": "tozero"},
+            {"zero": True},
         ),
         (
             "What a block changes",
             "Length of the change against the length of what enters; near 0 the block could be left out.",
             "change",
             lambda f: f.change,
-            {"rangemode": "tozero"},
+            {"zero": True},
         ),
         (
             "Gradient norm",
             "Of the loss with respect to the weights of each block, on a logarithmic axis.",
             "gradient norm",
             lambda f: f.gradient_norm,
-            {"type": "log"},
+            {"log": True},
         ),
     ]
     return [
@@ -199,16 +195,16 @@ def compared(before: Report, after: Report) -> list[Chart]:
         return curves(title, note, ylabel, [("before", *column(before, get)), ("after", *column(after, get))], **axis)
 
     charts = [
-        *both("Similarity, before and after", "", "similarity", lambda f: f.similarity, rangemode="tozero"),
-        *both("Diversity, before and after", "Logarithmic axis.", "diversity", lambda f: f.diversity, type="log"),
+        *both("Similarity, before and after", "", "similarity", lambda f: f.similarity, zero=True),
+        *both("Diversity, before and after", "Logarithmic axis.", "diversity", lambda f: f.diversity, log=True),
         *both("Rate, before and after", "", "rate", lambda f: f.rate),
-        *both("Effective rank, before and after", "", "effective rank", lambda f: f.effective_rank, rangemode="tozero"),
-        *both("Length of a token, before and after", "", "norm", lambda f: f.norm, rangemode="tozero"),
-        *both("Mean entropy, before and after", "", "entropy (nats)", lambda f: mean_of(f.entropy), rangemode="tozero"),
+        *both("Effective rank, before and after", "", "effective rank", lambda f: f.effective_rank, zero=True),
+        *both("Length of a token, before and after", "", "norm", lambda f: f.norm, zero=True),
+        *both("Mean entropy, before and after", "", "entropy (nats)", lambda f: mean_of(f.entropy), zero=True),
     ]
     pair = [*cosines(before, "Cosine of token pairs, before"), *cosines(after, "Cosine of token pairs, after")]
-    values = [v for chart in pair for v in chart.traces[0]["y"] if v is not None]
+    values = [v for chart in pair for item in chart.spec["violins"]["items"] for v in item[2]]
     for chart in pair:
-        chart.layout["yaxis"]["range"] = [min(values) - 0.03, max(values) + 0.03]  # the same in both
-        chart.wide = False
+        chart.spec["y"]["range"] = [min(values) - 0.03, max(values) + 0.03]  # the same in both
+        chart.wide, chart.min_width = False, chart.min_width // 2
     return charts + pair

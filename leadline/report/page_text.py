@@ -89,7 +89,9 @@ def _trial_row(trial: Trial, starts: list[tuple[float | None, float | None]], be
     if trial.error is not None:
         word = f"could not be tried: {trial.error}"
     else:
-        word = ("yes" if trial.helps else "no, it did not move the number") + ("; recommended" if best else "")
+        word = ("yes" if trial.helps else "no, it moved the number too little or the wrong way") + (
+            "; recommended" if best else ""
+        )
     return (
         f'<tr{" class=best" if best else ""}><td class="word">{escape(trial.name)}</td>'
         + "".join(f"<td>{cell}</td>" for cell in cells)

@@ -82,6 +82,8 @@ def choose_layers(layers: Iterable[int] | None, depth: int) -> tuple[int, ...]:
     """The layers to cure, in order; None is all of them, negative numbers count from the end."""
     if layers is None:
         return tuple(range(depth))
+    if not isinstance(layers, Iterable):
+        raise LeadlineError(f"layers is {layers!r}; give a list of them, such as [0, 1]")
     chosen = list(layers)
     for layer in chosen:
         if isinstance(layer, bool) or not isinstance(layer, int) or not -depth <= layer < depth:

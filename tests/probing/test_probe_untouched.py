@@ -9,7 +9,8 @@ from torch import nn
 
 import leadline as ll
 from leadline.errors import LeadlineError
-from leadline.probing import DepthReport, attention, find_blocks, probe, tally
+from leadline.ops import hopfield
+from leadline.probing import DepthReport, attention, find_blocks, probe, tally, watch
 
 transformers = pytest.importorskip("transformers")
 
@@ -78,8 +79,9 @@ def test_everything_is_as_before(fails):
         model.bert.encoder.layer[2].output.dense.register_forward_hook(_raise)
     before, hooks = state_of(model), hooks_of(model)
     if fails:
-        with pytest.raises(BoomError):
+        with pytest.raises(LeadlineError, match=r"fails on this batch, input_ids \(2, 11\), .*: BoomError") as caught:
             probe(model, batch, loss="output.loss")
+        assert isinstance(caught.value.__cause__, BoomError)
     else:
         probe(model, batch, loss="output.loss", heatmaps=True)
     assert_same(before, state_of(model))
@@ -103,11 +105,39 @@ def test_outputs_and_hooks_after_trials_are_bit_for_bit_the_same():
     assert not any(hooks_of(model))
 
 
-def test_our_backend_switch_is_put_back():
-    model = ll.create_model("gpt2_small", depth=2, dim=32, heads=4, vocab_size=60, attention="hopfield")
-    model.blocks[0].attention.backend = "auto"
-    probe(model, ids(), trials=False)
-    assert [block.attention.backend for block in model.blocks] == ["auto", "auto"]
+@pytest.mark.parametrize("make", ["ours", "cured"])
+def test_attention_runs_where_it_can_be_seen(make, monkeypatch):
+    """A GPU would run the fused kernels, whose weights nobody sees; a probe asks for the reference instead."""
+    asked = []
+    monkeypatch.setattr(hopfield, "worth_trying", lambda backend, q: asked.append(backend))
+    if make == "ours":
+        model = ll.create_model("gpt2_small", depth=2, dim=32, heads=4, vocab_size=60, attention="hopfield").eval()
+    else:
+        model = ll.cure(bert(num_hidden_layers=2), alpha_prime=0.5).eval()
+    model(ids())
+    report = probe(model, ids(), trials=False)
+    assert all(layer.entropy for layer in report.layers[1:])
+    with watch(model, every=1, entropy=True) as watcher:
+        model(ids())
+        assert all(row["entropy"] for row in watcher.step()[1:])
+    model(ids())
+    assert asked == ["auto"] * 2 + ["reference"] * 4 + ["auto"] * 2
+
+
+def test_progress_counts_blocks_batches_and_trials():
+    told = []
+    model = bert(num_hidden_layers=24, initializer_range=0.12).eval()
+    report = probe(model, [ids(), ids()], progress=lambda *step: told.append(step))
+    assert told[:48] == [("measuring", i, 48) for i in range(1, 49)]
+    total = 24 * (1 + len(report.verdict.trials))
+    assert told[48:] == [("trying cures", i, total) for i in range(1, total + 1)]
+    told.clear()
+    probe(model, iter([ids()]), trials=False, progress=lambda *step: told.append(step))
+    assert told[-1] == ("measuring", 24, None)  # a generator has no length
+    told.clear()
+    shared = transformers.AlbertModel(transformers.AlbertConfig(**TEXT, embedding_size=8))
+    probe(shared, ids(), trials=False, progress=lambda *step: told.append(step))
+    assert told == [("measuring", 1, 1), ("measuring", 2, None), ("measuring", 3, None)]
 
 
 @pytest.mark.parametrize("how", ["whole", "in place", "block"])
@@ -311,6 +341,13 @@ def test_blocks_by_name_and_by_pattern():
         (lambda: probe(bert().requires_grad_(False), ids(), loss=lambda o: o.sum()), "no block has a weight"),
         (lambda: probe(_with_nan(), ids()), "what leaves block 'encoder.layer.1' has NaN"),
         (lambda: probe(bert(), ids(), blocks="embeddings.word_embeddings"), "takes no tokens"),
+        (lambda: probe("bert", ids()), "the model is a str"),
+        (lambda: probe(bert(), ids()[:0]), r"the batch has shape \(0, 11\): nothing is in it"),
+        (lambda: probe(bert(), ids()[:, :0]), r"the batch has shape \(2, 0\): nothing is in it"),
+        (lambda: probe(bert(), ids().float()), r"fails on this batch, \(2, 11\) of float32: Expected tensor"),
+        (lambda: probe(bert(), ids() + 60), r"fails on this batch, .* index out of range"),
+        (lambda: probe(bert(), {"pixels": ids()}), r"fails on this batch, pixels \(2, 11\): You must specify"),
+        (lambda: probe(bert(), ids(), heatmaps=[4], trials=False), r"heatmaps names layers \[4\]; .* 1 to 3"),
     ],
 )
 def test_bad_input_is_one_clear_line(call, message):

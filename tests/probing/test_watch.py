@@ -239,6 +239,9 @@ def test_weights_and_biases_stand_in(monkeypatch):
     stand_in.run = None
     with pytest.raises(LeadlineError, match=r"wandb\.init"):
         watch(gpt2(), to="wandb")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(LeadlineError, match="not installed; run: pip install wandb"):
+        watch(gpt2(), to="wandb")
 
 
 def test_stopping_on_collapse():

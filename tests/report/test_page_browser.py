@@ -8,7 +8,8 @@ from leadline.report.page import save_page
 
 PROGRAM = browser.find()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason=f"no {', '.join(browser.NAMES)} on the path")
-DRAWN = "document.querySelectorAll('.chart:not(.js-plotly-plot)').length === 0"
+DRAWN = "document.querySelectorAll('.chart:not(:has(.drawing))').length === 0"
+READ_OUT = "Array.from(document.querySelectorAll('.tip:not([hidden])'), t => t.innerText).join()"
 
 
 @pytest.fixture(scope="module")
@@ -61,18 +62,20 @@ def test_curves_are_drawn_tabs_switch_and_nothing_is_fetched(chromium, pages, na
         # what is drawn in each chart: length of its longest line, number of its marks and images
         drawn = chromium.run(
             f"Array.from(document.querySelectorAll('#panel-{i} .chart'), c => ["
-            "Math.max(0, ...Array.from(c.querySelectorAll('path.js-line, path.js-fill'), p => p.getTotalLength())), "
-            "c.querySelectorAll('path.point').length, c.querySelectorAll('.heatmaplayer image').length])"
+            "Math.max(0, ...Array.from(c.querySelectorAll('path.line'), p => p.getTotalLength())), "
+            "c.querySelectorAll('.plot path.mark').length, c.querySelectorAll('.drawing image').length, "
+            "c.querySelectorAll('path.violin').length])"
         )
-        for length, points, images in drawn:
-            assert length > 20 or points > 0 or images > 0
+        for length, marks, images, violins in drawn:
+            assert length > 20 or marks > 0 or images > 0 or violins > 0
         if name == "collapse" and tabs[i] == "Similarity":
             assert len(drawn) == 4
-            assert all(length > 100 for length, _, _ in drawn)
+            assert all(length > 100 for length, *_ in drawn)
         if name == "collapse" and tabs[i] == "Cosine":
-            (found,) = drawn
-            assert found[0] > 1000  # thirteen outlines
-            assert found[1] == 3 * 13  # mode, median, mean
+            assert drawn == [[0, 3 * 13, 0, 13]]  # mode, median and mean of thirteen violins
+        if name == "collapse" and tabs[i] == "Attention":
+            assert len(drawn) == 4
+            assert all(images == 1 for _, _, images, _ in drawn)
     assert chromium.run("document.documentElement.scrollWidth") <= width  # no sideways scrolling of the page
     clean(chromium)
 
@@ -88,20 +91,101 @@ def test_these_checks_see_a_fetch_and_a_message(chromium, tmp_path):
         clean(chromium)
 
 
-def test_hover_shows_the_numbers(chromium, pages):
+def middle(chromium, chart):
+    """Where the middle of a chart's drawing is in the window, after scrolling to it."""
+    found = f"document.querySelector('.chart[data-title=\"{chart}\"] .plot')"
+    chromium.run(f"{found}.scrollIntoView({{block: 'center'}})")
+    return chromium.run(f"(r => [r.left + r.width / 2, r.top + r.height / 2])({found}.getBoundingClientRect())")
+
+
+@pytest.mark.parametrize(
+    ("tab", "chart", "words"),
+    [
+        (0, "Token similarity", ["layer 6", "similarity 0.57", "mean cosine 0.55", "similarity, patches only 0.57"]),
+        (1, "Cosine of token pairs", ["layer 6, encoder.layer.5", "mode 0.", "median 0.", "mean 0."]),
+        (3, "delta", ["layer 6", "mean over heads 0.", "head "]),
+        (5, "Layer 1, head 0", ["key ", "query ", "0."]),
+    ],
+)
+def test_hover_reads_out_the_numbers(chromium, pages, tab, chart, words):
     chromium.size(1280, 800)
     chromium.open(pages["collapse"])
     chromium.until(DRAWN)
-    chromium.run("document.querySelector('.chart').scrollIntoView({block: 'center'})")
-    x, y = chromium.run(
-        "(r => [r.left + r.width / 2, r.top + r.height / 2])"
-        "(document.querySelector('.chart .nsewdrag').getBoundingClientRect())"
-    )
+    chromium.click(f"#tab-{tab}")
+    x, y = middle(chromium, chart)
+    x += (
+        -150 if tab == 5 else 24
+    )  # the square lies to the left; the middle layer is right of the middle, beside the axis
     chromium.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-    chromium.until("document.querySelectorAll('.chart .hoverlayer text').length > 0")
-    said = chromium.run("document.querySelector('.chart .hoverlayer').textContent")
-    assert "similarity" in said
-    assert "mean cosine" in said
+    chromium.until(f"{READ_OUT} !== ''")
+    said = chromium.run(READ_OUT)
+    for word in words:
+        assert word in said
+    chromium.call("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
+    chromium.until(f"{READ_OUT} === ''")
+    clean(chromium)
+
+
+def test_a_chart_answers_to_the_keyboard(chromium, pages):
+    chromium.size(1280, 800)
+    chromium.open(pages["collapse"])
+    chromium.until(DRAWN)
+    chromium.run("document.querySelector('.plot').focus()")
+    for key, expected in (("ArrowRight", "input"), ("ArrowRight", "layer 1"), ("ArrowLeft", "input")):
+        chromium.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key)
+        assert expected in chromium.run(READ_OUT)
+    assert f"similarity {report().layers[0].similarity:.5g}" in chromium.run(READ_OUT)
+    chromium.call("Input.dispatchKeyEvent", type="keyDown", key="Escape", code="Escape")
+    assert chromium.run(READ_OUT) == ""
+
+
+def test_the_legend_switches_curves_off_and_on(chromium, pages):
+    chromium.size(1280, 800)
+    chromium.open(pages["collapse"])
+    chromium.until(DRAWN)
+    lines = "document.querySelectorAll('.chart path.line').length"
+    before = chromium.run(lines)
+    for pressed, count in (("false", before - 1), ("true", before)):
+        chromium.click(".chart .key")
+        assert chromium.run("document.querySelector('.chart .key').getAttribute('aria-pressed')") == pressed
+        assert chromium.run(lines) == count
+    for _ in range(3):  # with nothing left to draw the axes stay
+        chromium.click(".chart .key[aria-pressed=true]")
+    assert chromium.run("document.querySelectorAll('.chart')[0].querySelectorAll('path.line').length") == 0
+    clean(chromium)
+
+
+def test_dragging_zooms_and_a_button_goes_back(chromium, pages):
+    chromium.size(1280, 800)
+    chromium.open(pages["collapse"])
+    chromium.until(DRAWN)
+    ticks = "Array.from(document.querySelectorAll('.chart')[0].querySelectorAll('.drawing text'), t => t.textContent)"
+    whole = chromium.run(ticks)
+    x, y = middle(chromium, "Token similarity")
+    for kind, at in (("mousePressed", (x - 40, y - 30)), ("mouseMoved", (x, y)), ("mouseReleased", (x + 40, y + 30))):
+        chromium.call("Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], button="left", buttons=1, clickCount=1)
+    zoomed = chromium.run(ticks)
+    assert zoomed != whole
+    assert "12" not in zoomed
+    chromium.click(".chart .back")
+    assert chromium.run(ticks) == whole
+    assert chromium.run("getComputedStyle(document.querySelector('.chart .back')).display") == "none"
+    clean(chromium)
+
+
+def test_a_tap_reads_out_on_a_phone(chromium, pages):
+    chromium.size(390, 844, True)
+    chromium.open(pages["collapse"])
+    chromium.until(DRAWN)
+    x, y = middle(chromium, "Token similarity")
+    chromium.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+    chromium.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    chromium.until(f"{READ_OUT} !== ''")
+    assert "layer " in chromium.run(READ_OUT)
+    box = chromium.run("(r => [r.left, r.right])(document.querySelector('.tip').getBoundingClientRect())")
+    assert box[0] >= 0
+    assert box[1] <= 390
+    clean(chromium)
 
 
 def test_tabs_answer_to_the_keyboard(chromium, pages):
@@ -117,7 +201,7 @@ def test_charts_follow_the_window(chromium, pages):
     chromium.size(1280, 800)
     chromium.open(pages["collapse"])
     chromium.until(DRAWN)
-    widest = "Math.max(...Array.from(document.querySelectorAll('#panel-1 .main-svg'), s => s.clientWidth))"
+    widest = "Math.max(...Array.from(document.querySelectorAll('#panel-1 .drawing'), s => s.clientWidth))"
     assert chromium.run(widest) > 1000
     chromium.size(500, 800)
     chromium.until(f"{widest} <= 500")
@@ -129,7 +213,7 @@ def test_print_shows_every_tab(chromium, pages):
     chromium.open(pages["collapse"])
     chromium.run(
         "window.addEventListener('beforeprint', () => { window.seen = "
-        "Array.from(document.querySelectorAll('.chart'), c => c.querySelector('.main-svg').clientWidth) })"
+        "Array.from(document.querySelectorAll('.chart'), c => c.querySelector('.drawing').clientWidth) })"
     )
     data = chromium.pdf()
     assert data.startswith(b"%PDF")
