@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import ClassVar
@@ -30,14 +31,15 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: str | os.PathLike[str], weights: Mapping[str, Tensor] | None = None) -> None:
         """Write configuration and weights into ``folder``; ``leadline.load`` reads them back.
 
-        Each file is written beside its final name and moved there whole.
+        ``weights`` are written in place of the model's own, such as averaged ones. Each file is written beside its
+        final name and moved there whole.
         """
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}
+        tensors = {name: tensor.detach().contiguous() for name, tensor in (weights or self.state_dict()).items()}
         description = {"leadline": leadline.__version__, "family": self.family, "config": asdict(self.config)}
         new_weights, new_config = target / f"{WEIGHTS_FILE}.new", target / f"{CONFIG_FILE}.new"
         save_file(tensors, new_weights)

@@ -1,0 +1,34 @@
+"""Training: the loop, schedules, checkpoints. What is trained on what is a recipe, a file under ``recipes/``.
+
+from leadline.training import load_recipe, train
+summary = train(load_recipe("recipes/smoke_digits.yaml", ["out=runs/first", "length=5"]))
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_WHERE = {
+    "Recipe": "recipe",
+    "Stopped": "stop",
+    "find_checkpoint": "checkpoint",
+    "load_recipe": "recipe",
+    "parse_recipe": "recipe",
+    "train": "engine",
+}
+
+__all__ = ["Recipe", "Stopped", "find_checkpoint", "load_recipe", "parse_recipe", "train"]
+
+if TYPE_CHECKING:
+    from leadline.training.checkpoint import find_checkpoint
+    from leadline.training.engine import train
+    from leadline.training.recipe import Recipe, load_recipe, parse_recipe
+    from leadline.training.stop import Stopped
+
+
+def __getattr__(name: str) -> Any:
+    """Lazy: a recipe's sections are read before torch is needed, and tasks import their sections from here."""
+    if name in _WHERE:
+        return getattr(importlib.import_module(f"leadline.training.{_WHERE[name]}"), name)
+    raise AttributeError(f"module 'leadline.training' has no attribute {name!r}")

@@ -1,0 +1,319 @@
+"""The training loop: ``train(recipe)``.
+
+A step is a function of its number: batch, learning rate and random numbers follow from it. So a run goes on from its
+last checkpoint as if nothing had happened, bit for bit on a CPU.
+"""
+
+from __future__ import annotations
+
+import platform
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+import leadline
+from leadline.errors import LeadlineError
+from leadline.probing.blocks import find_blocks
+from leadline.probing.guard import uncompiled
+from leadline.probing.inputs import call_model
+from leadline.probing.watch import Watcher
+from leadline.training import checkpoint, state
+from leadline.training.distributed import Processes, Weights, join, replicate, shard
+from leadline.training.divergence import diagnose
+from leadline.training.folder import claim, read_summary, write_summary
+from leadline.training.graph import GraphStep
+from leadline.training.logs import PROBE, Logs
+from leadline.training.recipe import Recipe
+from leadline.training.schedule import LearningRate
+from leadline.training.section import Span
+from leadline.training.step import Step
+from leadline.training.stop import Stopped, StopRequest
+from leadline.training.tasks import build_task
+from leadline.training.tasks.base import Task
+
+MakeTask = Callable[[Recipe, torch.device, int, int], Task]
+
+
+def train(recipe: Recipe, *, console: Console | None = None, make_task: MakeTask = build_task) -> dict[str, Any]:
+    """Run a recipe, or what is left of it; returns what ``summary.json`` holds.
+
+    Raises ``Stopped`` when the run ends before its time: asked to, diverged, or the disk is full.
+    """
+    console = console or Console(stderr=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(recipe.threads or threads)
+    try:
+        return Run(recipe, join(recipe), console, make_task).go()
+    finally:
+        torch.set_num_threads(threads)
+
+
+class Run:
+    def __init__(self, recipe: Recipe, processes: Processes, console: Console, make_task: MakeTask) -> None:
+        if recipe.out is None:
+            raise LeadlineError("out is missing; give a folder for this run, such as out=runs/first")
+        self.recipe, self.processes, self.console = recipe, processes, console
+        self.out = Path(recipe.out)
+        if recipe.precision != "float32":
+            torch.set_float32_matmul_precision("high")
+        self.task = make_task(recipe, processes.device, processes.rank, processes.world)
+        per_epoch = self.per_epoch = self.task.batches.steps_per_epoch
+        if per_epoch < 1:
+            raise LeadlineError(f"batch.size is {recipe.batch.size}; the data set has fewer samples, make it smaller")
+        total = self.total = recipe.length.steps(per_epoch, 0)
+        if total < 1:
+            raise LeadlineError(f"length is {recipe.length.text}, less than one step; make it longer")
+        rate = LearningRate(recipe.schedule, recipe.optimizer.lr, total, per_epoch)
+        torch.manual_seed(recipe.seed)
+        model = self.task.make_model().to(processes.device)
+        self.step = prepare_step(recipe, self.task, model, processes, rate)
+        self.sizes = sum(p.numel() for p in model.parameters())
+        self.every = {name: self._steps(span) for name, span in self._spans().items()}
+        self.seconds = 0.0  # of earlier parts of this run
+        self.best: dict[str, Any] | None = None
+        self.since = 0  # steps since the figures were last read
+        self.valid: dict[str, float] | None = None  # figures of the last evaluation
+
+    def go(self) -> dict[str, Any]:
+        start = self._resume()
+        if start == self.total and (finished := self.processes.agree(read_summary(self.out))) is not None:
+            if self.processes.main:
+                self.console.print(f"{self.out} is finished: nothing to do", soft_wrap=True, highlight=False)
+            return finished
+        tensorboard = self.recipe.log.tensorboard
+        self.logs = Logs(
+            self.out, start, self.total, console=self.console, main=self.processes.main, tensorboard=tensorboard
+        )
+        self.began = self.last_read = time.monotonic()
+        self.read_after = start  # steps done when the figures were last read, or when this process began
+        try:
+            with StopRequest() as request:
+                self._loop(start, request)
+            return self._finish()
+        finally:
+            self.logs.close()
+
+    def _loop(self, start: int, request: StopRequest) -> None:
+        self.step.model.train()
+        if start == 0:
+            self._probe(0)
+        for number in range(start, self.total):
+            self._train(number)
+            done, last = number + 1, number + 1 == self.total
+            self.since += 1
+            read = done % self.recipe.log.every == 0 or last
+            stop = self._asked_to_stop(request, read)
+            due = {name: bool(every) and (done % every == 0 or last) for name, every in self.every.items()}
+            if read or stop or any(due.values()):
+                self._check()
+            if read:
+                self._log(done)
+            if due["watch"]:
+                self._probe(done)
+            score = self._evaluate(done) if due["evaluate"] else None
+            better = score is not None and (self.best is None or score > self.best["score"])
+            if score is not None and better:
+                self.best = {"step": done, "score": score}
+            if due["checkpoint"] or better or stop:
+                self._save(done, score)
+            if stop and not last:
+                assert stop is not None
+                raise Stopped(
+                    f"{stop.name} after step {done} of {self.total}; saved in {checkpoint.folder_of(self.out, done)}, "
+                    "run the same command again to go on",
+                    128 + stop,
+                )
+
+    def _train(self, number: int) -> None:
+        try:
+            self.step(number)
+        except LeadlineError:  # the data, for example an image that cannot be read: the weights are as they were
+            if self.processes.world == 1 and number:
+                self._save(number, None)
+            raise
+
+    def _asked_to_stop(self, request: StopRequest, read: bool) -> signal.Signals | None:
+        """Several processes must stop after the same step, so they ask each other, but only when they wait anyway."""
+        if self.processes.world == 1:
+            return request.signal
+        if not read:
+            return None
+        return next((asked for asked in self.processes.gather(request.signal) if asked is not None), None)
+
+    def _check(self) -> None:
+        """Stop if a step went wrong."""
+        failed = self.step.failed()
+        if failed is None:
+            return
+        probe = self.out / "divergence.csv"
+        words = diagnose(self.step, failed, probe)
+        found = checkpoint.find_checkpoint(self.out, "last")
+        saved = self.processes.agree(str(found.folder) if found else "none yet")
+        raise Stopped(
+            f"diverged at step {failed}: {words}; figures of its layers: {probe}, the last checkpoint: {saved}; try a "
+            "lower optimizer.lr, a longer schedule.warmup or a regularise.clip, with another out="
+        )
+
+    def _log(self, done: int) -> None:
+        now = time.monotonic()
+        figures = self.step.read(self.since)
+        speed = (done - self.read_after) / max(now - self.last_read, 1e-9)
+        self.since, self.last_read, self.read_after = 0, now, done
+        self.logs.training(
+            {
+                "step": done,
+                "epoch": round(done / self.per_epoch, 4),
+                **figures,
+                "lr": self.step.rate(done - 1),
+                "samples_per_second": round(speed * self.recipe.batch.size, 1),
+                "seconds": round(self._seconds(), 3),
+            }
+        )
+
+    def _evaluate(self, done: int) -> float:
+        """Evaluate, log, and return the score, where more is better."""
+        figures = self.valid = self._figures("valid")
+        self.logs.evaluation({"step": done, "epoch": round(done / self.per_epoch, 4), **figures})
+        name, way = self.task.best
+        return figures[name] if way == "max" else -figures[name]
+
+    def _figures(self, split: str) -> dict[str, float]:
+        began, model = time.monotonic(), self.step.model
+        model.eval()
+        try:
+            with torch.no_grad(), uncompiled(), self.step.averaged(), self.step.autocast():
+                return self.task.evaluate(model, split)
+        finally:
+            model.train()
+            self.last_read += time.monotonic() - began  # not the training's time
+
+    def _probe(self, done: int) -> None:
+        """The watcher's figures of the probe inputs, in evaluation mode."""
+        if not self.every["watch"]:
+            return
+        began, model = time.monotonic(), self.step.model
+        watcher = Watcher(model, every=1, to=self.out / PROBE, entropy=self.recipe.watch.entropy)
+        model.eval()
+        try:
+            watcher.begin(done)
+            with torch.no_grad(), self.step.autocast():
+                call_model(model, self.task.probe_inputs())
+            watcher.end()
+        finally:
+            watcher.close()
+            model.train()
+            self.last_read += time.monotonic() - began
+
+    def _save(self, done: int, score: float | None) -> None:
+        facts = {"score": score, "best": self.best, "seconds": self._seconds(), "since": self.since}
+        state.save(self.step, self.out, done, facts)
+
+    def _resume(self) -> int:
+        """Take up the newest whole checkpoint in ``out``; returns the number of steps that are done."""
+        saved, failure = None, None
+        if self.processes.main:
+            try:
+                claim(self.out, self.recipe)
+                saved = checkpoint.newest(self.out, lambda line: self.console.print(line, soft_wrap=True))
+            except LeadlineError as error:
+                failure = error
+        if (told := self.processes.agree(failure)) is not None:
+            raise told
+        if not self.processes.agree(saved is not None):
+            return 0
+        facts = state.load(self.step, saved)
+        self.seconds, self.best, self.since = facts["seconds"], facts["best"], facts["since"]
+        if facts["step"] > self.total:
+            raise LeadlineError(
+                f"length is {self.total} steps and {self.out} holds a checkpoint of step {facts['step']}; make length "
+                "longer or give another out="
+            )
+        if self.processes.main:
+            line = f"going on after step {facts['step']} of {self.total}, from {self.out}"
+            self.console.print(line, soft_wrap=True, highlight=False)
+        return facts["step"]
+
+    def _finish(self) -> dict[str, Any]:
+        valid, test = self.valid or self._figures("valid"), self._figures("test")
+        seconds = self._seconds()
+        last = checkpoint.folder_of(self.out, self.total).name
+        summary = {
+            "model": self.recipe.model.name,
+            **{f"test_{name}": value for name, value in test.items()},
+            **{f"valid_{name}": value for name, value in valid.items()},
+            "best": self.best,
+            "checkpoint": last,
+            "steps": self.total,
+            "epochs": self.total / self.per_epoch,
+            "seconds": round(seconds, 3),
+            "parameters": self.sizes,
+            "data": self.task.describe(),
+            "processes": self.processes.world,
+            "distributed": self.processes.mode,
+            "device": _device_name(self.processes.device),
+            "versions": _versions(),
+            "recipe": self.recipe.model_dump(mode="json"),
+        }
+        if self.processes.main:
+            write_summary(self.out, summary)
+        return summary
+
+    def _seconds(self) -> float:
+        return self.seconds + time.monotonic() - self.began
+
+    def _spans(self) -> dict[str, Span]:
+        r = self.recipe
+        return {"watch": r.watch.every, "evaluate": r.evaluate, "checkpoint": r.checkpoint.every}
+
+    def _steps(self, span: Span) -> int:
+        """A span as steps, at least one; 0 only if it is 0."""
+        return max(span.steps(self.per_epoch, self.total), 1) if span.number else 0
+
+
+def prepare_step(recipe: Recipe, task: Task, model: nn.Module, processes: Processes, rate: LearningRate) -> Step:
+    """Activation checkpointing, sharding or copying, compilation; then the step over it all."""
+    model.train()
+    if recipe.checkpointing:
+        stacks = [module for module in model.modules() if hasattr(module, "activation_checkpointing")]
+        if not stacks:
+            raise LeadlineError(f"checkpointing is true; {recipe.model.name} cannot recompute, set checkpointing=false")
+        for stack in stacks:
+            stack.activation_checkpointing = True  # type: ignore[assignment]
+    unused = processes.mode == "ddp" and _has_unused(recipe, task, model, processes)
+    if processes.mode == "fsdp":
+        shard(model, processes)
+    if recipe.compile == "blocks":
+        for block in {block.module for block in find_blocks(model)}:
+            block.compile()
+    elif recipe.compile == "model":
+        model.compile()
+    called = replicate(model, processes, unused) if processes.mode == "ddp" else model
+    kind = GraphStep if recipe.graph else Step
+    return kind(recipe, task, model, called, Weights(model, processes), processes, rate)
+
+
+def _has_unused(recipe: Recipe, task: Task, model: nn.Module, processes: Processes) -> bool:
+    """Whether the loss leaves some weights out, as where the last layer's scores come too late to be used."""
+    batch = task.batches(0, 0, rank=processes.rank, world=processes.world)
+    loss, _, _ = task.loss(model, batch, None)
+    gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    return any(gradient is None for gradient in gradients)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _versions() -> dict[str, str | None]:
+    return {
+        "leadline": leadline.__version__,
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+    }

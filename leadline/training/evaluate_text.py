@@ -1,0 +1,111 @@
+"""``leadline evaluate`` of a language model: perplexity on a text, its own or another, and the probe's report."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leadline.data.text import Corpus, open_text
+from leadline.data.text_store import TokenText, tokenised
+from leadline.errors import LeadlineError, check_choice
+from leadline.models import MODELS, TransformerXL
+from leadline.models.base import CONFIG_FILE
+from leadline.models.decoder import Decoder
+from leadline.probing import probe
+from leadline.training.checkpoint import STATE
+from leadline.training.evaluate import Evaluation, write_evaluation
+from leadline.training.perplexity import perplexity
+from leadline.training.step import DTYPES
+from leadline.training.tasks.language import TextData
+from leadline.training.writing import open_language_model, weights_in
+
+_WRITERS = {family.family for family, _, _ in MODELS.values() if issubclass(family, Decoder | TransformerXL)}
+_PROBED, _MOST = 4, 512  # stretches of the text for the probe, and their tokens
+
+
+def is_language_model(folder: str | os.PathLike[str], which: str = "best") -> bool:
+    """Whether the weights in a folder, or of a run's checkpoint in it, are those of a language model."""
+    try:
+        config = json.loads((weights_in(Path(folder), which) / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and (config.get("family") in _WRITERS or "model_type" in config)
+
+
+def evaluate_text(
+    folder: str | os.PathLike[str],
+    *,
+    which: str = "best",
+    split: str = "test",
+    data: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    context: int | None = None,
+    stride: int | None = None,
+    memory: int | None = None,
+    lanes: int | None = None,
+) -> Evaluation:
+    """Evaluate a run's checkpoint, in the precision it was trained in, or a saved model.
+
+    data     a file or a folder of text, such as WikiText-103's own; None: that of the run.
+    context  tokens of a window, the run's unless given; of a segment for Transformer-XL.
+    stride   by how much the window moves; the run's, or ``context``, unless given.
+    memory   tokens that a Transformer-XL remembers, its own number unless given.
+    lanes    stretches in which a Transformer-XL reads the text side by side; 1 unless given.
+
+    The figures are those of ``leadline.training.perplexity``, with the tokens, words and bytes of the text.
+    """
+    check_choice("which", which, ("best", "last"))
+    place = weights_in(Path(folder), which)
+    state = _state(place)
+    recipe: dict[str, Any] = state.get("recipe", {})
+    settings = TextData.model_validate(recipe["data"]) if recipe else None
+    model, tokenizer = open_language_model(folder, device, which)
+    if isinstance(model, TransformerXL):
+        model.memory_length = model.memory_length if memory is None else memory
+    elif memory is not None or lanes is not None:
+        raise LeadlineError("memory or lanes are given; only Transformer-XL has a memory, leave them out")
+    else:
+        stride = stride or (settings.stride if settings is not None else None)
+    length = context or (settings.tokens if settings is not None else None)
+    text = tokenised(_corpus(data, settings), split, tokenizer, None if settings is None else settings.cache)
+    where = next(model.parameters()).device
+    dtype = DTYPES.get(recipe.get("precision", "float32"))
+    with nullcontext() if dtype is None else torch.autocast(where.type, dtype):
+        figures = perplexity(model, text, tokenizer, length=length, stride=stride, batch=lanes)
+    figures |= {"tokens": len(text), "words": text.sizes.words, "bytes": text.sizes.bytes}
+    config: Any = model.config
+    stretches = _stretches(text, length or config.max_tokens).to(where)
+    found = Evaluation(place, state.get("step", 0), split, figures, probe(model, stretches))
+    if out is not None:
+        found.files = write_evaluation(found, Path(out))
+    return found
+
+
+def _state(place: Path) -> dict[str, Any]:
+    """What the checkpoint knows of its run; nothing for a model that was saved by itself."""
+    file = next((home / STATE for home in (place, place.parent) if (home / STATE).is_file()), None)
+    return {} if file is None else json.loads(file.read_text(encoding="utf-8"))
+
+
+def _corpus(data: str | os.PathLike[str] | None, settings: TextData | None) -> Corpus:
+    if data is not None:
+        return open_text(data, column="text" if settings is None else settings.column)
+    if settings is None:
+        raise LeadlineError("this model does not know its text; give a file or folder of it by --data")
+    return settings.corpus()
+
+
+def _stretches(text: TokenText, length: int) -> Tensor:
+    """(up to 4, up to 512) tokens, evenly spread over the text."""
+    count = max(1, min(_PROBED, len(text) // 2))
+    length = min(length, _MOST, len(text) // count)
+    starts = np.linspace(0, len(text) - length, count).astype(np.int64)
+    return torch.from_numpy(text.ids[starts[:, None] + np.arange(length)].astype(np.int64))

@@ -1,0 +1,77 @@
+"""The folder of a run: whose it is, and its summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from leadline.errors import LeadlineError
+from leadline.training.checkpoint import write_json
+from leadline.training.recipe import Recipe
+from leadline.training.stop import Stopped
+
+RECIPE, SUMMARY = "recipe.yaml", "summary.json"
+
+# What may change when a run goes on: how it is computed and watched, how long it is, where its data lie.
+FREE = (
+    "length", "checkpoint", "watch", "log", "evaluate", "device", "threads", "compile", "graph", "distributed",
+    "checkpointing", "norm_limit", "out", "data.path", "data.workers", "data.cache",
+)  # fmt: skip
+
+
+def claim(out: Path, recipe: Recipe) -> None:
+    """Make the folder this recipe's, or check that it is."""
+    file = out / RECIPE
+    text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        before = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+        if isinstance(before, dict):
+            _compare(before, recipe.model_dump(mode="json"), out)
+        new = file.with_name(file.name + ".new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(file)
+    except (OSError, yaml.YAMLError) as error:
+        raise LeadlineError(f"out={out} cannot be used ({error}); give another folder") from error
+
+
+def _compare(before: dict[str, Any], now: dict[str, Any], out: Path) -> None:
+    old, new = dict(_flat(before)), dict(_flat(now))
+    changed = [
+        f"{key} ({old.get(key, 'not set')} there, {new.get(key, 'not set')} now)"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not any(key == free or key.startswith(f"{free}.") for free in FREE)
+    ]
+    if changed:
+        raise LeadlineError(
+            f"{out} holds a run of another recipe: {', '.join(changed)}; give another out= or the recipe of that run"
+        )
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def read_summary(out: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads((out / SUMMARY).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def write_summary(out: Path, summary: dict[str, Any]) -> None:
+    try:
+        write_json(out / SUMMARY, summary)
+    except OSError as error:
+        raise Stopped(
+            f"{out / SUMMARY} could not be written ({error.strerror}); the run itself is complete and saved, make room "
+            "and run the same command again"
+        ) from error

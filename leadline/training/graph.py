@@ -1,0 +1,84 @@
+"""The whole step as one CUDA graph: the host only fills the inputs and presses the button.
+
+The first steps run as usual, on a stream of their own, until everything is compiled, allocated and of a settled shape;
+they are steps of the training like any other. Then the step is captured once, without being run, and replayed from
+there on. Random numbers differ from step to step all the same: torch hands a replay the seed that ``begin`` has set.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leadline.errors import LeadlineError
+from leadline.training.step import Step
+from leadline.training.tasks.base import Carry
+
+WARM_UP, PATIENCE = 3, 64  # steps before the capture: at least, and at most when what is carried keeps changing shape
+
+
+class GraphStep(Step):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.inputs: list[dict[str, Tensor]] = []  # a batch for each accumulated part; the graph reads these
+        self.side = torch.cuda.Stream(self.device)
+        self.ran = 0
+        self.shapes: list[Any] | None = None  # of what the last step carried
+
+    def __call__(self, number: int) -> None:
+        self.begin(number)
+        if self.graph is None and not self._settled():
+            self.side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.side):
+                self.compute(lambda micro: self.part(number, micro))
+            torch.cuda.current_stream().wait_stream(self.side)
+            self.ran += 1
+            return
+        batches = [self.part(number, micro) for micro in range(self.recipe.batch.accumulate)]
+        if self.graph is None:
+            self._capture(batches, number)
+        self._fill(batches)
+        assert self.graph is not None
+        self.graph.replay()
+
+    def _settled(self) -> bool:
+        """Whether the step may be captured: enough have run, and the last two carried the same shapes."""
+        before, self.shapes = self.shapes, [_shapes(carry) for carry in self.carry]
+        if self.ran >= PATIENCE and before != self.shapes:
+            raise LeadlineError(
+                f"graph is true and what this model carries from step to step still changed its shape after {PATIENCE} "
+                "steps; set graph=false"
+            )
+        return self.ran >= WARM_UP and before == self.shapes
+
+    def _capture(self, batches: list[dict[str, Tensor]], number: int) -> None:
+        self.inputs = [{name: tensor.clone() for name, tensor in batch.items()} for batch in batches]
+        self.weights.clear_gradients()  # the graph makes its own
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.side):
+            self.compute(lambda micro: self.inputs[micro])
+        self.graph = graph
+        self.begin(number)
+
+    def _fill(self, batches: list[dict[str, Tensor]]) -> None:
+        for place, batch in zip(self.inputs, batches, strict=True):
+            if _signature(place) != _signature(batch):
+                raise LeadlineError(
+                    f"graph is true and a batch is {_signature(batch)} after {_signature(place)}; a CUDA graph needs "
+                    "batches of one shape: set graph=false"
+                )
+            for name, tensor in batch.items():
+                place[name].copy_(tensor, non_blocking=True)
+
+
+def _shapes(carry: Carry) -> Any:
+    return None if carry is None else [tuple(tensor.shape) for tensor in carry]
+
+
+def _signature(batch: dict[str, Tensor]) -> dict[str, Any]:
+    return {name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in batch.items()}

@@ -1,0 +1,70 @@
+"""Adam and AdamW over the local weights, and which weights decay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leadline.nn import Positions
+from leadline.training.distributed import Weights
+from leadline.training.recipe import Optimizer
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def undecayed(model: nn.Module) -> set[str]:
+    """Names of the parameters that weight decay leaves alone: vectors and single numbers (norms, biases, learned
+    strengths), position embeddings, the biases of relative positions, and tokens of the model's own (class,
+    distillation)."""
+    positions = {
+        f"{name}.{inner}"
+        for name, module in model.named_modules()
+        if isinstance(module, Positions)
+        for inner, _ in module.named_parameters()
+    }
+    return {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.ndim < 2 or name in positions or "bias" in name.rpartition(".")[2] or name.endswith("_token")
+    }
+
+
+def make_optimizer(settings: Optimizer, weights: Weights, spared: set[str], lr: Tensor) -> torch.optim.Optimizer:
+    """torch's fused optimizer. Its rate is the tensor ``lr``, so that a CUDA graph sees it change."""
+    groups: list[dict[str, Any]] = []
+    for decay in (settings.weight_decay, 0.0):
+        chosen = [
+            local
+            for name, local in zip(weights.names, weights.local, strict=True)
+            if (name in spared) == (decay == 0.0 and settings.weight_decay != 0.0)
+        ]
+        if chosen:
+            groups.append({"params": chosen, "weight_decay": decay})
+        if settings.weight_decay == 0.0:
+            break
+    kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
+    on_gpu = lr.device.type == "cuda"
+    return kind(groups, lr=lr, betas=settings.betas, eps=settings.eps, fused=True, capturable=on_gpu)
+
+
+def moments_of(optimizer: torch.optim.Optimizer, weights: Weights, moment: str) -> list[Tensor]:
+    """One moment of every weight; a weight that never had a gradient has zeros."""
+    return [optimizer.state[local].get(moment, torch.zeros_like(local)).detach() for local in weights.local]
+
+
+def steps_of(optimizer: torch.optim.Optimizer, weights: Weights) -> dict[str, Tensor]:
+    """How many updates each weight has had, () each, by name."""
+    return {
+        name: optimizer.state[local].get("step", torch.zeros(())).detach().cpu()
+        for name, local in zip(weights.names, weights.local, strict=True)
+    }
+
+
+def restore(optimizer: torch.optim.Optimizer, weights: Weights, steps: dict[str, float]) -> None:
+    """Make room for the moments of every weight that has had updates: ``steps`` by name."""
+    for name, local in zip(weights.names, weights.local, strict=True):
+        if steps[name]:
+            state = {moment: torch.zeros_like(local, requires_grad=False) for moment in MOMENTS}
+            optimizer.state[local] = {"step": torch.tensor(steps[name], device=local.device), **state}

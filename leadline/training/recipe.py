@@ -1,0 +1,222 @@
+"""Recipes: what is trained on what, and how. One YAML file, every key checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from leadline.errors import LeadlineError, unknown_name
+from leadline.training.complaints import explain
+from leadline.training.section import Section, Span
+from leadline.training.tasks.language import TextData
+from leadline.training.tasks.vision import Augment, VisionData
+
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class ModelSection(BaseModel):
+    """``name`` and any override that ``leadline.create_model`` takes with it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+
+class Optimizer(Section):
+    """AdamW, or Adam, whose weight decay is an L2 penalty. Norms, biases, positions and strengths do not decay."""
+
+    name: Literal["adamw", "adam"] = "adamw"
+    lr: Positive = 1e-3
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.05
+
+
+class Schedule(Section):
+    """The learning rate by step, as a share of ``optimizer.lr``; see ``leadline.training.schedule``."""
+
+    name: Literal["cosine", "multi_step", "constant"] = "cosine"
+    warmup: Span = Span(0)  # linear, from lr * start
+    start: Annotated[float, Field(ge=0, le=1)] = 0.0
+    cooldown: Span = Span(0)  # linear to lr * final, at the end of the run; after a cosine: constant
+    final: Annotated[float, Field(ge=0, le=1)] = 0.0
+    milestones: tuple[Span, ...] = ()  # multi_step: where the rate is multiplied by ``factor``
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.1
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Schedule:
+        if (self.name == "multi_step") != bool(self.milestones):
+            given = [span.text for span in self.milestones]
+            raise ValueError(f"name is {self.name!r} and milestones {given}; milestones belong to 'multi_step'")
+        return self
+
+
+class Batch(Section):
+    """``size`` counts the samples of one optimizer step, over all processes and accumulated parts."""
+
+    size: Count = 128
+    accumulate: Count = 1
+
+    @model_validator(mode="after")
+    def _whole(self) -> Batch:
+        if self.size % self.accumulate:
+            raise ValueError(f"size is {self.size} and accumulate {self.accumulate}; accumulate must divide size")
+        return self
+
+
+class Regularise(Section):
+    drop_path: Share = 0.0  # of the last block, growing linearly from 0; the same as model.drop_path
+    smoothing: Share = 0.0  # of labels
+    clip: Positive | None = None  # largest gradient norm
+    ema: Share | None = None  # decay of the averaged weights; with it, evaluation uses them
+
+
+class Checkpoint(Section):
+    every: Span = Span("10 %")
+    keep: Count = 2  # the newest ones; the best is kept besides
+
+    @field_validator("every")
+    @classmethod
+    def _some(cls, every: Span) -> Span:
+        return _above_zero(every)
+
+
+class Watch(Section):
+    """The probe during training: figures of every layer on a small fixed batch, in ``probe.csv``."""
+
+    every: Span = Span(0)  # 0: not at all
+    entropy: bool = False
+
+
+class Log(Section):
+    every: Count = 20  # steps; the device is waited for no more often
+    tensorboard: bool = False
+
+
+class Recipe(Section):
+    """A whole run. ``leadline train`` reads it from YAML; ``key=value`` changes one entry, ``out=DIR`` says where."""
+
+    model: ModelSection
+    data: Annotated[VisionData | TextData, Field(discriminator="name")]
+    length: Span
+    batch: Batch = Batch()
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    regularise: Regularise = Regularise()
+    augment: Augment = Augment()
+    precision: Literal["float32", "tf32", "bf16", "fp16"] = "float32"  # bf16, fp16: autocast, weights in float32
+    compile: Literal["none", "blocks", "model"] = "none"  # blocks: one compilation serves all of them
+    graph: bool = False  # the whole step as one CUDA graph
+    checkpointing: bool = False  # recompute activations in the backward pass
+    distributed: Literal["auto", "ddp", "fsdp"] = "auto"  # auto: as accelerate is configured, else ddp
+    evaluate: Span = Span(1)  # how often
+    checkpoint: Checkpoint = Checkpoint()
+    watch: Watch = Watch()
+    log: Log = Log()
+    norm_limit: Positive = 1e6  # a gradient norm above it counts as divergence
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Count | None = None  # of the CPU; None: torch's choice. Small models are faster with one
+    seed: int = 0
+    out: str | None = None  # None: runs/ and the name of the recipe
+
+    @field_validator("length", "evaluate")
+    @classmethod
+    def _some(cls, span: Span) -> Span:
+        return _above_zero(span)
+
+    @field_validator("length")
+    @classmethod
+    def _absolute(cls, length: Span) -> Span:
+        if length.unit == "%":
+            raise ValueError(f"{length.text!r} is a share; give epochs or steps")
+        return length
+
+    @model_validator(mode="after")
+    def _possible(self) -> Recipe:
+        if self.graph and self.checkpointing:
+            raise ValueError("graph and checkpointing are both true; a CUDA graph cannot recompute, choose one")
+        if self.graph and self.distributed == "fsdp":
+            raise ValueError("graph is true and distributed 'fsdp'; a CUDA graph is for one process, choose one")
+        if self.regularise.drop_path and "drop_path" in (self.model.model_extra or {}):
+            raise ValueError("regularise.drop_path and model.drop_path are both given; keep one")
+        return self
+
+    def model_options(self) -> dict[str, Any]:
+        """The overrides for ``create_model``: those of ``model``, and the drop path of ``regularise``."""
+        options = dict(self.model.model_extra or {})
+        if self.regularise.drop_path:
+            options["drop_path"] = self.regularise.drop_path
+        return options
+
+
+def _above_zero(span: Span) -> Span:
+    if span.number <= 0:
+        raise ValueError(f"{span.text!r} must be above 0")
+    return span
+
+
+def load_recipe(file: str | os.PathLike[str], settings: Iterable[str] = ()) -> Recipe:
+    """Read a recipe and apply ``settings``, such as "schedule.warmup=5" or "out=runs/try"."""
+    path = Path(file)
+    if not path.is_file():
+        near = [recipe.name for recipe in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
+        if near:
+            raise unknown_name(f"recipe in {path.parent}", path.name, near)
+        raise LeadlineError(f"{path} does not exist; give a recipe, such as recipes/smoke_digits.yaml")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise LeadlineError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise LeadlineError(f"{path} holds no mapping; a recipe has the sections model, data, length and more")
+    for setting in settings:
+        _apply(tree, setting)
+    tree.setdefault("out", str(Path("runs") / path.stem))
+    return parse_recipe(tree)
+
+
+def parse_recipe(tree: Mapping[str, Any]) -> Recipe:
+    """A recipe from plain values; the first thing that is wrong is one line."""
+    try:
+        recipe = Recipe.model_validate(dict(tree))
+    except ValidationError as error:
+        raise explain(error, Recipe) from None
+    _check_model(recipe)
+    return recipe
+
+
+def _apply(tree: dict[str, Any], setting: str) -> None:
+    """Put "a.b=value" into the tree; the value is read as YAML."""
+    key, equals, text = setting.partition("=")
+    if not equals or not all(key.split(".")):
+        raise LeadlineError(f"{setting!r} is no setting; write key=value, such as schedule.warmup=5 or out=runs/try")
+    *sections, last = key.split(".")
+    for section in sections:
+        inner = tree.get(section)
+        if not isinstance(inner, dict):
+            inner = tree[section] = {} if inner is None else {"name": inner} if section in ("model", "data") else {}
+        tree = inner
+    try:
+        tree[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise LeadlineError(f"the value of {key} is not YAML: {text!r}; put quotes around it") from error
+
+
+def _check_model(recipe: Recipe) -> None:
+    """The names of the model and its overrides; their values meet the data's first when the model is built."""
+    from leadline.models import MODELS
+
+    if recipe.model.name not in MODELS:
+        raise unknown_name("model", recipe.model.name, MODELS)
+    family = MODELS[recipe.model.name][0]
+    allowed = [field.name for field in fields(family.Config)]
+    for option in recipe.model_options():
+        if option not in allowed:
+            raise unknown_name(f"key of model, for {recipe.model.name},", option, allowed)

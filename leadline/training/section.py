@@ -1,0 +1,52 @@
+"""The parts recipes are made of: a section that knows its keys, and spans of training."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic_core import core_schema
+
+_SPAN = re.compile(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*(epochs?|steps?|%)?\s*")
+
+
+class Section(BaseModel):
+    """A section of a recipe: plain values, fixed once read, nothing but the keys that are declared."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Span:
+    """A stretch of training: ``5`` or ``5 epochs``, ``300 steps``, or ``10 %`` of the run."""
+
+    def __init__(self, given: object) -> None:
+        text = str(given)
+        found = None if isinstance(given, bool) else _SPAN.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{given!r} is no span; write 5 (epochs), '300 steps' or '10 %'")
+        self.text: str = text.strip()
+        self.number = float(found[1])
+        unit = (found[2] or "epochs").rstrip("s")
+        self.unit: Literal["epoch", "step", "%"] = "%" if unit == "%" else "step" if unit == "step" else "epoch"
+
+    def steps(self, steps_per_epoch: int, total: int) -> int:
+        """As a number of optimizer steps in a run of ``total`` steps, rounded down; 5e-10 saves 70 % from 69.99..."""
+        unit = {"epoch": steps_per_epoch, "step": 1, "%": total / 100}[self.unit]
+        return math.floor(self.number * unit + 1e-9)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Span) and (self.number, self.unit) == (other.number, other.unit)
+
+    def __hash__(self) -> int:
+        return hash((self.number, self.unit))
+
+    def __repr__(self) -> str:
+        return self.text
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls, serialization=core_schema.plain_serializer_function_ser_schema(lambda span: span.text)
+        )

@@ -1,0 +1,249 @@
+"""Image classification."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from leadline.errors import LeadlineError, check_choice
+from leadline.training.section import Section
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from leadline.data.base import Batches
+    from leadline.data.cache import Encoded, Pixels
+    from leadline.data.plan import Augmentation
+    from leadline.data.sweep import Sweep
+    from leadline.training.recipe import Recipe
+    from leadline.training.tasks.base import Carry
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+Part = Annotated[float, Field(ge=0, le=1)]
+_PROBED = 16  # images of the probe
+_PIXELS = 1 << 20  # pixels of a batch of an evaluation, about
+SPLITS = ("train", "valid", "test")
+
+
+class VisionData(Section):
+    """Images and labels. ``path`` is a local copy; without it the hub's is downloaded (not for folder and digits).
+
+    valid  the part of the training images held out as the split "valid"; 0: "valid" is the test split.
+    limit  only the first so many training images.
+    store  "memory" keeps bytes on the device, "workers" decodes as it goes; auto: memory for CIFAR and digits.
+    """
+
+    name: Literal["cifar10", "cifar100", "imagenet", "folder", "digits"]
+    path: str | None = None
+    image_size: Annotated[int, Field(ge=1)] | None = None  # None: as stored; ImageNet and folders 224
+    valid: Share = 0.0
+    limit: Annotated[int, Field(ge=1)] | None = None
+    mean: tuple[float, ...] | None = None  # None: the set's own
+    std: tuple[Annotated[float, Field(gt=0)], ...] | None = None
+    store: Literal["auto", "memory", "workers"] = "auto"
+    workers: Annotated[int, Field(ge=0)] | None = None  # None: most of the cores
+    cache: str | None = None  # None: $LEADLINE_CACHE or ~/.cache/leadline
+
+    @model_validator(mode="after")
+    def _fitting(self) -> VisionData:
+        if self.name == "digits" and (self.path is not None or self.store == "workers"):
+            raise ValueError("name is 'digits', which are embedded; leave path and store out")
+        if self.name in ("cifar10", "cifar100") and self.store == "workers":
+            raise ValueError(f"name is {self.name!r}, which fits into memory; leave store out")
+        return self
+
+
+class Augment(Section):
+    """What is done to training images; see ``leadline.data.plan.Augmentation``."""
+
+    flip: bool = False
+    crop: Literal["none", "pad", "resized"] = "none"
+    padding: Annotated[int, Field(ge=1)] = 4
+    scale: tuple[Part, Part] = (0.08, 1.0)
+    ratio: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (3 / 4, 4 / 3)
+    rand_augment: str | None = None  # timm's name, such as rand-m9-mstd0.5
+    erase: Part = 0.0
+    mixup: Annotated[float, Field(ge=0)] = 0.0
+    cutmix: Annotated[float, Field(ge=0)] = 0.0
+    mix_prob: Part = 1.0
+    switch_prob: Part = 0.5
+
+
+class VisionTask:
+    """Trains a model on labelled images; accuracy picks the best checkpoint."""
+
+    best: tuple[str, Literal["max", "min"]] = ("accuracy", "max")
+
+    def __init__(self, recipe: Recipe, device: torch.device, rank: int = 0, world: int = 1) -> None:
+        from leadline.data.batches import VisionBatches
+        from leadline.data.prefetch import default_workers
+
+        assert isinstance(recipe.data, VisionData)
+        self.recipe, self.data, self.device, self.rank, self.world = recipe, recipe.data, device, rank, world
+        self.train, self.test, self.look = _open(recipe.data)
+        self.test = _moved(self.test, device)
+        if recipe.augment.rand_augment is None:
+            self.train = _moved(self.train, device)
+        self.workers = default_workers(_local_world(world)) if recipe.data.workers is None else recipe.data.workers
+        self.members = _split(len(self.train.labels), recipe.data)
+        self.smoothing = recipe.regularise.smoothing
+        self.batches: Batches = VisionBatches(
+            self.train,
+            self.members["train"],
+            self.look,
+            _augmentation(recipe),
+            batch=recipe.batch.size,
+            accumulate=recipe.batch.accumulate,
+            seed=recipe.seed,
+            device=device,
+            workers=self.workers,
+        )
+        self._sweeps: dict[str, Sweep] = {}
+
+    def make_model(self) -> nn.Module:
+        from leadline.models import create_model
+
+        options = self.recipe.model_options()
+        channels = len(self.look.mean)
+        for name, value in (("num_classes", self.look.classes), ("image_size", self.look.size), ("channels", channels)):
+            if options.setdefault(name, value) != value:
+                raise LeadlineError(
+                    f"model.{name} is {options[name]} and the data's {value}; leave it out of the model"
+                )
+        return create_model(self.recipe.model.name, **options)
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor], carry: Carry) -> tuple[Tensor, dict[str, Tensor], Carry]:
+        import torch.nn.functional as F
+
+        logits, labels = model(batch["pixels"]), batch["labels"]
+        if labels.is_floating_point():  # mixed, and smoothed by the mixing
+            return F.cross_entropy(logits.float(), labels), {}, None
+        loss = F.cross_entropy(logits.float(), labels, label_smoothing=self.smoothing)
+        return loss, {"accuracy": (logits.detach().argmax(-1) == labels).float().mean()}, None
+
+    def evaluate(self, model: nn.Module, split: str = "valid") -> dict[str, float]:
+        """Accuracy and cross-entropy, without smoothing, over a split: "train" (not augmented), "valid" or "test"."""
+        import torch
+        import torch.nn.functional as F
+
+        check_choice("split", split, SPLITS)
+        sums = torch.zeros(3, device=self.device, dtype=torch.float64)
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                for pixels, labels, counts in self.sweep(split):
+                    logits = model(pixels).float()
+                    losses = F.cross_entropy(logits, labels, reduction="none")
+                    right = logits.argmax(-1) == labels
+                    sums += torch.stack([value[counts].double().sum() for value in (right, losses, counts)])
+        finally:
+            model.train(was_training)
+        if self.world > 1:
+            torch.distributed.all_reduce(sums)
+        right_sum, loss_sum, count = sums.tolist()
+        return {"accuracy": right_sum / count, "loss": loss_sum / count}
+
+    def sweep(self, split: str) -> Sweep:
+        """A split once through, in batches (pixels, labels, which rows count), not augmented; this process's part."""
+        from leadline.data.sweep import Sweep
+
+        split = "test" if split == "valid" and not len(self.members["valid"]) else split
+        if split not in self._sweeps:
+            import torch
+
+            images = self.test if split == "test" else self.train
+            members = torch.arange(len(images.labels)) if split == "test" else self.members[split]
+            batch = max(1, min(1000, _PIXELS // self.look.size**2))
+            self._sweeps[split] = Sweep(
+                images, members, self.look, self.device, batch, self.workers, self.rank, self.world
+            )
+        return self._sweeps[split]
+
+    def probe_inputs(self) -> Tensor:
+        """The first test images, (16, C, size, size)."""
+        return self.images(_PROBED)
+
+    def images(self, count: int) -> Tensor:
+        """The first ``count`` test images as the model takes them, the same in every process."""
+        import torch
+
+        from leadline.data.sweep import Sweep
+
+        members = torch.arange(min(count, len(self.test.labels)))
+        pixels, _, _ = next(iter(Sweep(self.test, members, self.look, self.device, len(members))))
+        return pixels
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "set": self.data.name,
+            "classes": self.look.classes,
+            "image_size": self.look.size,
+            "train_images": len(self.members["train"]),
+            "valid_images": len(self.members["valid"]),
+            "test_images": len(self.test.labels),
+        }
+
+
+def _open(data: VisionData) -> tuple[Pixels | Encoded, Pixels | Encoded, Any]:
+    """Training and test images, and how they reach the model."""
+    from leadline.data.cache import decoded, encoded
+    from leadline.data.plan import Look
+    from leadline.data.sets import IMAGENET_MEAN, IMAGENET_STD, LAYOUTS, open_rows
+
+    train: Any
+    test: Any
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    if data.name == "digits":
+        from leadline.data.digits import DIGITS_MEAN, DIGITS_STD, digits_as_bytes
+
+        train, test = digits_as_bytes()
+        classes, size, mean, std = 10, 8, DIGITS_MEAN, DIGITS_STD
+    else:
+        rows = {split: open_rows(data.name, data.path, split) for split in ("train", "test")}
+        classes = rows["train"].classes
+        layout = LAYOUTS.get(data.name)
+        size = 224 if layout is None or layout.size is None else layout.size
+        mean, std = (layout.mean, layout.std) if layout else (IMAGENET_MEAN, IMAGENET_STD)
+        if layout is not None and layout.size is not None:
+            train, test = (decoded(rows[split], layout.size, data.cache) for split in ("train", "test"))
+        elif data.store == "memory":
+            train, test = (decoded(rows[split], data.image_size or size, data.cache) for split in ("train", "test"))
+        else:
+            train, test = (encoded(rows[split], data.cache) for split in ("train", "test"))
+    for name, given, own in (("mean", data.mean, mean), ("std", data.std, std)):
+        if given is not None and len(given) != len(own):
+            raise LeadlineError(f"data.{name} has {len(given)} numbers; these images have {len(own)} channels")
+    return train, test, Look(data.image_size or size, data.mean or mean, data.std or std, classes)
+
+
+def _moved(images: Pixels | Encoded, device: torch.device) -> Pixels | Encoded:
+    """A set in memory, on the device: once, for training and for evaluation."""
+    from leadline.data.cache import Pixels
+
+    return Pixels(images.images.to(device), images.labels) if isinstance(images, Pixels) else images
+
+
+def _split(count: int, data: VisionData) -> dict[str, Tensor]:
+    """Which training images are trained on and which are held out; the same ones for every seed of a run."""
+    import torch
+
+    count = min(count, data.limit or count)
+    held = round(data.valid * count)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    return {"train": order[held:].sort().values, "valid": order[:held].sort().values}
+
+
+def _augmentation(recipe: Recipe) -> Augmentation:
+    from leadline.data.plan import Augmentation
+
+    return Augmentation(**recipe.augment.model_dump(), smoothing=recipe.regularise.smoothing)
+
+
+def _local_world(world: int) -> int:
+    """Processes on this machine, which share its cores."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world))

@@ -1,0 +1,117 @@
+"""A language model and its tokenizer from a folder, and text written by it piece by piece."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from leadline.data.text_tokenizers import FILE, Tokenizer, load_tokenizer
+from leadline.errors import LeadlineError, need
+from leadline.models import TransformerXL, convert, load
+from leadline.models.base import CONFIG_FILE
+from leadline.models.decoder import Decoder
+from leadline.models.streaming import stream_tokens
+from leadline.training.checkpoint import find_checkpoint
+
+_BROKEN = "\ufffd"  # what stands for bytes that are no whole character yet
+
+
+def open_language_model(
+    folder: str | os.PathLike[str], device: str | None = None, which: str = "best"
+) -> tuple[nn.Module, Tokenizer]:
+    """A decoder or Transformer-XL in evaluation mode and its tokenizer.
+
+    folder  of a run (its best checkpoint is taken, averaged weights where it has them), of one of its checkpoints, of
+            ``model.save``, or of transformers (GPT-2, LLaMA). The tokenizer lies in it or in the folder above.
+    device  "cpu" or "cuda"; a GPU if there is one unless given.
+    which   of a run: its "best" or its "last" checkpoint.
+    """
+    source = Path(folder)
+    place = weights_in(source, which)
+    model = _model(place)
+    if not isinstance(model, Decoder | TransformerXL):
+        raise LeadlineError(f"{place} holds a {model.family} model, which does not write text; give a decoder's folder")
+    homes = [place, place.parent, place.parent.parent] if place != source else [source, source.parent]
+    found = next((home for home in homes if any((home / name).is_file() for name in (FILE, "merges.txt"))), None)
+    if found is None:
+        raise LeadlineError(f"{source} has no {FILE}, neither has the folder above; put the model's tokenizer there")
+    tokenizer = load_tokenizer(found)
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise LeadlineError(
+            f"{found / FILE} has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}; they do not "
+            "belong together"
+        )
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if chosen.startswith("cuda") and not torch.cuda.is_available():
+        raise LeadlineError(f"device is {chosen!r} and torch finds no GPU here; give 'cpu' or nothing")
+    return model.to(chosen).eval(), tokenizer
+
+
+def weights_in(folder: Path, which: str = "best") -> Path:
+    """The folder with the weights: this one, or that of a run's checkpoint; averaged weights where there are."""
+    if not folder.is_dir():
+        raise LeadlineError(f"{folder} does not exist; give the folder of a run or of a model")
+    if not (folder / CONFIG_FILE).is_file():
+        saved = find_checkpoint(folder, "last" if which == "last" else "best")
+        if saved is None:
+            raise LeadlineError(f"{folder} holds neither a model nor a checkpoint; give the folder of a run or a model")
+        folder = saved.folder
+    averaged = folder / "ema"
+    return averaged if (averaged / CONFIG_FILE).is_file() else folder
+
+
+def write(
+    model: nn.Module, tokenizer: Tokenizer, prompt: str, tokens: int, cache: bool = True, **options: Any
+) -> Iterator[str]:
+    """Pieces of the text that follows the prompt, as soon as they are whole characters.
+
+    tokens   how many to write.
+    options  temperature, top_k, top_p, stop and generator, see ``Decoder.generate``.
+    """
+    ids = tokenizer.encode(prompt)
+    if len(ids) == 0:
+        raise LeadlineError("the prompt is empty; give a few words to begin with")
+    device = next(model.parameters()).device
+    first = torch.tensor(ids.astype("int64"), device=device)[None]
+    if isinstance(model, Decoder) and model.positions.limit is not None:
+        first = first[:, -model.positions.limit :]
+    stream = stream_tokens(model, first, tokens, cache, **options)  # type: ignore[arg-type]
+    return _decoded(stream, tokenizer, [int(i) for i in ids[-8:]])
+
+
+def _decoded(stream: Iterator[torch.Tensor], tokenizer: Tokenizer, before: list[int]) -> Iterator[str]:
+    """Decode with a few tokens before, since how a token reads may depend on them; hold back unfinished bytes."""
+    held, shown = list(before), len(tokenizer.decode(before))
+    for new in stream:
+        held.append(min(int(new), tokenizer.vocab_size - 1))  # a padded vocabulary has ids that no token has
+        text = tokenizer.decode(held)
+        if text.endswith(_BROKEN) and len(text) - len(text.rstrip(_BROKEN)) < 4:
+            continue
+        yield text[shown:]
+        held = held[-8:]
+        shown = len(tokenizer.decode(held))
+    rest = tokenizer.decode(held)[shown:]
+    if rest:
+        yield rest
+
+
+def _model(folder: Path) -> Any:
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LeadlineError(f"{folder / CONFIG_FILE} cannot be read ({error})") from error
+    if isinstance(config, dict) and "leadline" in config:
+        return load(folder)
+    transformers = need("transformers", "hub")
+    try:
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise LeadlineError(f"{folder} cannot be loaded by transformers: {reason}") from error
+    return convert(theirs)

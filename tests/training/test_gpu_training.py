@@ -1,0 +1,99 @@
+"""On a GPU: the step as a CUDA graph gives what the plain step gives, and nothing waits for the device."""
+
+import csv
+
+import pytest
+import torch
+from training_toys import CarryTask, ToyBatches, ToyTask, toy_recipe
+
+from leadline.training import Stopped, find_checkpoint, train
+from leadline.training.distributed import join
+from leadline.training.engine import prepare_step
+from leadline.training.schedule import LearningRate
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def losses(out, task=ToyTask, **settings):
+    train(toy_recipe(out, device="cuda", **settings), make_task=task)
+    with (out / "log.csv").open() as stream:
+        return [float(row["loss"]) for row in csv.DictReader(stream)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "task", "tolerance"),
+    [
+        ({}, ToyTask, 1e-4),
+        ({"regularise": {"ema": 0.9}, "batch": {"accumulate": 2}}, ToyTask, 1e-4),
+        ({"batch": {"accumulate": 2}}, CarryTask, 1e-4),
+        ({"precision": "fp16"}, ToyTask, 2e-2),
+        ({"precision": "bf16", "model": {"attention": "hopfield"}}, ToyTask, 2e-2),
+        ({"precision": "bf16", "compile": "blocks", "model": {"depth": 4}}, ToyTask, 2e-2),
+        ({"precision": "bf16", "compile": "model"}, ToyTask, 2e-2),
+    ],
+)
+def test_a_graph_is_the_plain_step(tmp_path, settings, task, tolerance):
+    plain = losses(tmp_path / "plain", task, **{**settings, "compile": "none"})
+    graph = losses(tmp_path / "graph", task, graph=True, **settings)
+    assert graph == pytest.approx(plain, rel=tolerance)
+    assert len({*graph}) == len(graph)
+
+
+def test_a_graph_draws_new_random_numbers_at_every_step(tmp_path):
+    random = {"model": {"dropout": 0.3}, "regularise": {"drop_path": 0.3}}
+    first = losses(tmp_path / "1", graph=True, **random)
+    assert first == pytest.approx(losses(tmp_path / "2", graph=True, **random), rel=1e-4)
+    assert first == pytest.approx(losses(tmp_path / "plain", **random), rel=1e-3)  # the same ones as without a graph
+    assert first[5:] != pytest.approx(losses(tmp_path / "none", graph=True)[5:], rel=1e-4)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_run_on_the_gpu_goes_on(tmp_path, graph):
+    constant = {"schedule": {"name": "constant"}, "model": {"dropout": 0.1}, "graph": graph}
+    whole = losses(tmp_path / "whole", **constant)
+    losses(tmp_path / "parts", length="6 steps", **constant)
+    assert losses(tmp_path / "parts", **constant) == pytest.approx(whole, rel=1e-3)
+    one, other = (find_checkpoint(tmp_path / name, "last").tensors("model") for name in ("whole", "parts"))
+    for name, tensor in one.items():
+        if not name.endswith("qkv.bias"):  # the keys' part has no gradient but noise
+            torch.testing.assert_close(tensor, other[name], rtol=1e-2, atol=1e-4)
+
+
+class PoisonedBatches(ToyBatches):
+    def __call__(self, step, *rest, **options):
+        batch = super().__call__(step, *rest, **options)
+        if step == 7:
+            batch["pixels"][0, 0, 0, 0] = float("nan")
+        return batch
+
+
+class PoisonedTask(ToyTask):
+    def __init__(self, recipe, device, *rest):
+        super().__init__(recipe, device, *rest)
+        self.batches = PoisonedBatches(recipe, device)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_divergence_is_noticed_later_and_named_all_the_same(tmp_path, graph):
+    with pytest.raises(Stopped, match=r"diverged at step 7: the output of patch is not finite"):
+        losses(tmp_path, PoisonedTask, graph=graph, log={"every": 12}, evaluate="12 steps", checkpoint={"every": 12})
+
+
+@pytest.mark.parametrize("settings", [{}, {"graph": True, "compile": "blocks"}, {"precision": "fp16"}])
+def test_no_step_waits_for_the_device(tmp_path, settings):
+    recipe = toy_recipe(tmp_path, device="cuda", regularise={"ema": 0.9}, **settings)
+    processes = join(recipe)
+    task = ToyTask(recipe, processes.device)
+    ready = [task.batches(number) for number in range(12)]
+    task.batches = lambda number, *rest, **options: ready[number]
+    step = prepare_step(recipe, task, task.make_model().cuda(), processes, LearningRate(recipe.schedule, 3e-3, 12, 6))
+    for number in range(6):  # compiled, warmed up and captured by then
+        step(number)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for number in range(6, 12):
+            step(number)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert step.failed() is None

@@ -1,0 +1,103 @@
+"""Recipes: what is wrong is one line that names the nearest valid key."""
+
+from pathlib import Path
+
+import pytest
+from training_toys import toy_recipe
+from typer.testing import CliRunner
+
+from leadline.cli import app
+from leadline.errors import LeadlineError
+from leadline.training import load_recipe, parse_recipe
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+LEAST = {"model": {"name": "vit_tiny"}, "data": {"name": "digits"}, "length": 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"schedul": {}}, "unknown key of a recipe 'schedul'; allowed: .*did you mean 'schedule'"),
+        ({"schedule": {"warmpu": 3}}, "unknown key of schedule 'warmpu'; .*did you mean 'warmup'"),
+        ({"data": {"name": "digits", "pth": "x"}}, "unknown key of data 'pth'; .*did you mean 'path'"),
+        ({"data": {"name": "cifr10"}}, "unknown data.name 'cifr10'; .*did you mean 'cifar10'"),
+        ({"data": {}}, "data.name is missing; allowed: cifar10"),
+        ({"model": {}}, "model.name is missing"),
+        ({"model": {"name": "vit_tny"}}, "unknown model 'vit_tny'; .*did you mean 'vit_tiny'"),
+        ({"model": {"name": "vit_tiny", "dpeth": 3}}, "unknown key of model.* 'dpeth'; .*did you mean 'depth'"),
+        ({"model": {"name": "vit_tiny", "drop_path": 0.1}, "regularise": {"drop_path": 0.1}}, "keep one"),
+        ({"optimizer": {"lr": -1}}, "optimizer.lr is -1: input should be greater than 0"),
+        ({"optimizer": {"name": "adamm"}}, "unknown optimizer.name 'adamm'; allowed: adam, adamw"),
+        ({"length": "10 %"}, "length: '10 %' is a share"),
+        ({"length": "soon"}, "length: 'soon' is no span; write 5"),
+        ({"schedule": {"name": "multi_step"}}, "schedule: name is 'multi_step' and milestones"),
+        ({"batch": {"size": 10, "accumulate": 4}}, "batch: size is 10 and accumulate 4; accumulate must divide size"),
+        ({"graph": True, "checkpointing": True}, "recipe: graph and checkpointing are both true"),
+        ({"graph": True, "distributed": "fsdp"}, "recipe: graph is true and distributed 'fsdp'"),
+        ({"checkpoint": {"every": 0}}, "checkpoint.every: '0' must be above 0"),
+        ({"optimizer": {"lr": float("nan")}}, "optimizer.lr is nan"),
+    ],
+)
+def test_what_is_wrong_is_one_line(change, line):
+    with pytest.raises(LeadlineError, match=line) as caught:
+        parse_recipe({**LEAST, **change})
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(LeadlineError, match="length is missing; every recipe needs model, data, length"):
+        parse_recipe({"model": {"name": "vit_tiny"}, "data": {"name": "digits"}})
+
+
+def test_settings_change_entries(tmp_path):
+    settings = ["schedule.warmup=2 steps", "out=here", "model.depth=7", "optimizer.betas=[.8, .9]", "watch.every=1"]
+    recipe = load_recipe(RECIPES / "smoke_digits.yaml", settings)
+    assert recipe.schedule.warmup.text == "2 steps"
+    assert recipe.out == "here"
+    assert recipe.model_options()["depth"] == 7
+    assert recipe.model_options()["dim"] == 64
+    assert recipe.optimizer.betas == (0.8, 0.9)
+    assert load_recipe(RECIPES / "smoke_digits.yaml").out == str(Path("runs/smoke_digits"))
+    for wrong in ("depth", "=3", "model.=3"):
+        with pytest.raises(LeadlineError, match="is no setting; write key=value"):
+            load_recipe(RECIPES / "smoke_digits.yaml", [wrong])
+
+
+def test_a_recipe_survives_being_written_down():
+    recipe = toy_recipe("x", schedule={"name": "multi_step", "milestones": ["70 %", "11 steps"]})
+    assert parse_recipe(recipe.model_dump(mode="json")) == recipe
+
+
+def test_files_that_are_no_recipes(tmp_path):
+    (tmp_path / "list.yaml").write_text("- 1\n- 2\n")
+    (tmp_path / "broken.yaml").write_text("model: {name: [\n")
+    with pytest.raises(LeadlineError, match="holds no mapping"):
+        load_recipe(tmp_path / "list.yaml")
+    with pytest.raises(LeadlineError, match="is not YAML"):
+        load_recipe(tmp_path / "broken.yaml")
+    with pytest.raises(LeadlineError, match=r"did you mean 'broken.yaml'"):
+        load_recipe(tmp_path / "brocken.yaml")
+    with pytest.raises(LeadlineError, match="does not exist; give a recipe"):
+        load_recipe(tmp_path / "nowhere" / "x.yaml")
+
+
+@pytest.mark.parametrize("file", sorted(RECIPES.glob("**/*.yaml")), ids=lambda file: file.stem)
+def test_our_recipes_are_valid(file):
+    load_recipe(file)
+
+
+def test_the_command_line_says_it_and_exits_with_2(monkeypatch, capsys):
+    from leadline import cli
+
+    monkeypatch.setattr("sys.argv", ["leadline", "train", str(RECIPES / "smoke_digits.yaml"), "optimizer.lrr=1"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1
+    assert "did you mean 'lr'?" in said[0]
+
+
+def test_help_has_an_example():
+    said = CliRunner().invoke(app, ["train", "--help"]).output
+    assert "Examples: leadline train" in " ".join(said.split())

@@ -1,0 +1,74 @@
+"""What test_distributed.py runs in two processes."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+from training_toys import CarryTask, ToyTask, toy_recipe
+
+from leadline.training import Stopped, train
+
+LEARNED = {"attention": "hopfield", "learnable_alpha": "layer"}  # single numbers, which FSDP leaves whole
+CONSTANT = {"schedule": {"name": "constant"}}
+LAGGING = {"attention": "hopfield", "scheme": "forward-forward"}  # the last layer's queries and keys have no gradient
+
+
+class SeenTask(ToyTask):
+    """Notes how the weights lie and what the blocks hand to each other."""
+
+    def loss(self, model, batch, carry):
+        if not hasattr(self, "seen"):
+            self.seen = True
+            weights = dict(model.named_parameters())
+            sharded = {name: p for name, p in weights.items() if isinstance(p, DTensor)}
+            facts["whole"] = sorted(weights.keys() - sharded.keys())
+            facts["numbers"] = sum(p.numel() for p in sharded.values())
+            facts["numbers_here"] = sum(p.to_local().numel() for p in sharded.values())
+            for block in model.blocks:
+                block.register_forward_hook(lambda module, args, output: states.add(str(output[1][0].dtype)))
+        return super().loss(model, batch, carry)
+
+
+class StoppedTask(ToyTask):
+    """Only the second process is asked to stop."""
+
+    def __init__(self, recipe, device, rank=0, world=1):
+        super().__init__(recipe, device, rank, world)
+        self.rank, self.count = rank, 0
+
+    def loss(self, model, batch, carry):
+        self.count += 1
+        if self.rank == 1 and self.count == 6:  # DDP's trial included: step 4
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().loss(model, batch, carry)
+
+
+def main(out):
+    settings = {"regularise": {"ema": 0.9}, "watch": {"every": "6 steps"}}
+    train(toy_recipe(out / "ddp", model=LEARNED, **settings), make_task=ToyTask)
+    train(toy_recipe(out / "parts", batch={"accumulate": 2}), make_task=CarryTask)
+    train(toy_recipe(out / "lagging", model=LAGGING), make_task=ToyTask)
+    train(toy_recipe(out / "fsdp", model=LEARNED, distributed="fsdp", **settings), make_task=SeenTask)
+    bf16 = {"length": "2 steps", "schedule": {"warmup": 0}, "precision": "bf16", "distributed": "fsdp"}
+    states.clear()
+    train(toy_recipe(out / "bf16", model=LEARNED, **bf16), make_task=SeenTask)
+    facts["states_in_bf16"] = sorted(states)
+    train(toy_recipe(out / "fewer", distributed="fsdp", length="6 steps", **CONSTANT), make_task=ToyTask)
+    train(toy_recipe(out / "more", **CONSTANT), make_task=CarryTask)
+    try:
+        train(toy_recipe(out / "asked", log={"every": 2}), make_task=StoppedTask)
+    except Stopped as stopped:
+        facts["asked"] = [str(stopped).split(";")[0], stopped.code]
+    facts["rank"] = int(os.environ["RANK"])
+    (out / f"facts-{facts['rank']}.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    facts: dict = {}
+    states: set = set()
+    main(Path(sys.argv[1]))
