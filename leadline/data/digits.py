@@ -7,7 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from leadline.data.cache import Pixels
 from leadline.errors import need
+
+DIGITS_MEAN, DIGITS_STD = (0.3049,), (0.3758,)
 
 
 class Split(NamedTuple):
@@ -23,3 +26,9 @@ def load_digits(seed: int = 0) -> tuple[Split, Split]:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     train, test = order.split((int(0.8 * len(order)), len(order) - int(0.8 * len(order))))
     return Split(images[train], labels[train]), Split(images[test], labels[test])
+
+
+def digits_as_bytes() -> tuple[Pixels, Pixels]:
+    """The same two splits (of seed 0), pixels in [0, 255]."""
+    train, test = (Pixels((split.images * 255).round().byte(), split.labels) for split in load_digits())
+    return train, test

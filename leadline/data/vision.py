@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leadline.data.digits import Split
+from leadline.data.sets import IMAGENET_MEAN, IMAGENET_STD, LAYOUTS, decode, parquet_batches, parquet_files
 from leadline.errors import LeadlineError, check_choice, need
 
-CIFAR10 = "uoft-cs/cifar10"  # name on the hub
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CIFAR10 = LAYOUTS["cifar10"].hub
 
 
 def load_cifar10(split: str = "test", data: str | os.PathLike[str] | None = None, limit: int | None = None) -> Split:
@@ -30,7 +29,7 @@ def load_cifar10(split: str = "test", data: str | os.PathLike[str] | None = None
     table = _from_hub(split, limit) if data is None else _from_folder(Path(data), split, limit)
     if not {"img", "label"} <= set(table.column_names):
         raise LeadlineError(f"the columns are {', '.join(table.column_names)}; CIFAR-10's parquet has img and label")
-    images = [_decode(row["bytes"]) for row in table.column("img").to_pylist()]
+    images = [_decode(row["bytes"], i) for i, row in enumerate(table.column("img").to_pylist())]
     return Split(torch.stack(images).float() / 255, torch.tensor(table.column("label").to_pylist()))
 
 
@@ -42,23 +41,15 @@ def prepare(images: Tensor, size: int = 224) -> Tensor:
 
 
 def _from_folder(folder: Path, split: str, limit: int | None) -> Any:
-    files = [file for at in (folder, folder / "plain_text") for file in sorted(at.glob(f"{split}-*.parquet"))]
-    if not files:
-        raise LeadlineError(
-            f"no {split}-*.parquet in {folder} or its plain_text folder; give the folder of a copy of {CIFAR10!r}"
-        )
-    arrow, parquet = need("pyarrow", "data"), need("pyarrow.parquet", "data")
+    table = need("pyarrow", "data").Table
     parts, rows = [], 0
-    for file in files:
-        try:
-            for batch in parquet.ParquetFile(file).iter_batches(batch_size=1024):
-                parts.append(batch)
-                rows += batch.num_rows
-                if limit is not None and rows >= limit:
-                    return arrow.Table.from_batches(parts).slice(0, limit)
-        except arrow.ArrowException as error:
-            raise LeadlineError(f"{file} cannot be read as parquet ({str(error).splitlines()[0]})") from error
-    return arrow.Table.from_batches(parts)
+    for file in parquet_files(folder, split, CIFAR10):
+        for batch in parquet_batches(file):
+            parts.append(batch)
+            rows += batch.num_rows
+            if limit is not None and rows >= limit:
+                return table.from_batches(parts).slice(0, limit)
+    return table.from_batches(parts)
 
 
 def _from_hub(split: str, limit: int | None) -> Any:
@@ -74,8 +65,8 @@ def _from_hub(split: str, limit: int | None) -> Any:
     return found.with_format("arrow")[:count]  # img stays encoded: the same table as from a folder
 
 
-def _decode(encoded: bytes) -> Tensor:
+def _decode(encoded: bytes, row: int) -> Tensor:
     """An encoded image -> (3, h, w), uint8."""
-    image = need("PIL.Image", "data").open(io.BytesIO(encoded)).convert("RGB")
+    image = decode(encoded, f"row {row} of CIFAR-10")
     pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     return pixels.view(image.height, image.width, 3).permute(2, 0, 1)

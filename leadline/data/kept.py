@@ -1,0 +1,56 @@
+"""Folders of things that are computed once: whole or not there, and made by one process while the others wait."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from leadline.errors import LeadlineError
+
+
+def cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:
+    """Where caches lie: the given folder, that of $LEADLINE_CACHE, or ~/.cache/leadline."""
+    return Path(folder or os.environ.get("LEADLINE_CACHE") or Path.home() / ".cache" / "leadline")
+
+
+def kept(name: str, folder: str | os.PathLike[str] | None, make: Callable[[Path], object], what: str) -> Path:
+    """The folder ``name`` in the cache; where there is none ``make`` fills a new one, which gets its name when whole.
+
+    ``what`` stands in the error when that is not possible, such as "images".
+    """
+    root = cache_folder(folder)
+    target = root / name
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _locked(root / f"{name}.lock"):
+            if not target.is_dir():
+                draft = root / f"{name}.{os.getpid()}.part"
+                shutil.rmtree(draft, ignore_errors=True)
+                draft.mkdir()
+                try:
+                    make(draft)
+                    os.rename(draft, target)
+                finally:
+                    shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        raise LeadlineError(
+            f"{what} cannot be cached in {root} ({error.strerror or error}); "
+            "make room there or give another folder by data.cache=FOLDER"
+        ) from error
+    return target
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """One process makes a cache, the others wait for it; where there are no such locks, each makes its own."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with file.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,244 @@
+"""The sets of images that we know, where their files are, and what a row of them is."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from leadline.errors import LeadlineError, check_choice, need
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SPLITS = ("train", "test")
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A set in the hub's parquet layout."""
+
+    title: str
+    hub: str  # name on the hub
+    image: str  # column of the encoded images
+    label: str
+    classes: int
+    size: int | None  # pixels a side; None: every image has its own
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    splits: dict[str, str] = field(default_factory=lambda: {"train": "train", "test": "test"})
+
+
+LAYOUTS = {
+    "cifar10": Layout(
+        "CIFAR-10", "uoft-cs/cifar10", "img", "label", 10, 32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    ),
+    "cifar100": Layout(
+        "CIFAR-100",
+        "uoft-cs/cifar100",
+        "img",
+        "fine_label",
+        100,
+        32,
+        (0.5071, 0.4865, 0.4409),
+        (0.2673, 0.2564, 0.2762),
+    ),
+    "imagenet": Layout(
+        "ImageNet-1k",
+        "ILSVRC/imagenet-1k",
+        "image",
+        "label",
+        1000,
+        None,
+        IMAGENET_MEAN,
+        IMAGENET_STD,
+        {"train": "train", "test": "validation"},  # the labels of its own test split are not public
+    ),
+}
+
+
+class Row(NamedTuple):
+    encoded: bytes
+    label: int
+
+
+class Rows(Protocol):
+    """A split as encoded images, read from the beginning to the end."""
+
+    classes: int
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Row]: ...
+    def where(self, index: int) -> str:
+        """The file of an image, and the row in it, for a message."""
+        ...
+
+    def key(self) -> list[Any]:
+        """What the content depends on: names, sizes and times of the files."""
+        ...
+
+
+def open_rows(name: str, path: str | Path | None, split: str) -> Rows:
+    """The rows of a split of CIFAR-10, CIFAR-100, ImageNet-1k or a folder of class folders.
+
+    ``path`` is a local copy; without it ``datasets`` downloads the set, or finds it in its cache.
+    """
+    check_choice("set of images", name, [*LAYOUTS, "folder"])
+    check_choice("split", split, SPLITS)
+    if name == "folder":
+        if path is None:
+            raise LeadlineError("data.name is 'folder' and data.path is not given; give the folder with train and test")
+        return FolderRows(Path(path), split)
+    layout = LAYOUTS[name]
+    return HubRows(layout, split) if path is None else ParquetRows(layout, Path(path), split)
+
+
+def parquet_files(folder: Path, split: str, hub: str) -> list[Path]:
+    """The shards of a split, in ``folder`` or one folder further down."""
+    files = [file for at in (folder, *_folders(folder)) for file in sorted(at.glob(f"{split}-*.parquet"))]
+    if not files:
+        raise LeadlineError(f"no {split}-*.parquet in {folder} or a folder in it; give the folder of a copy of {hub!r}")
+    return files
+
+
+def parquet_batches(file: Path, columns: list[str] | None = None, rows: int = 1024) -> Iterator[Any]:
+    """The record batches of a parquet file; what is no parquet or lacks a column is an error."""
+    arrow, parquet = need("pyarrow", "data"), need("pyarrow.parquet", "data")
+    try:
+        found = parquet.ParquetFile(file)
+        has = found.schema_arrow.names
+        if columns is not None and not set(columns) <= set(has):
+            raise LeadlineError(f"{file} has the columns {', '.join(has)}; it must have {' and '.join(columns)}")
+        yield from found.iter_batches(batch_size=rows, columns=columns)
+    except (arrow.ArrowException, OSError) as error:
+        raise LeadlineError(f"{file} cannot be read as parquet ({str(error).splitlines()[0]})") from error
+
+
+class ParquetRows:
+    """A split in the hub's parquet layout, in as many shards as there are."""
+
+    def __init__(self, layout: Layout, folder: Path, split: str) -> None:
+        self.layout, self.classes = layout, layout.classes
+        self.files = parquet_files(folder, layout.splits[split], layout.hub)
+        parquet, arrow = need("pyarrow.parquet", "data"), need("pyarrow", "data")
+        self.counts: list[int] = []
+        for file in self.files:
+            try:
+                self.counts.append(parquet.ParquetFile(file).metadata.num_rows)
+            except (arrow.ArrowException, OSError) as error:
+                raise LeadlineError(f"{file} cannot be read as parquet ({str(error).splitlines()[0]})") from error
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def __iter__(self) -> Iterator[Row]:
+        for file in self.files:
+            for batch in parquet_batches(file, [self.layout.image, self.layout.label], rows=256):
+                yield from _rows(batch, self.layout)
+
+    def where(self, index: int) -> str:
+        for file, count in zip(self.files, self.counts, strict=True):
+            if index < count:
+                return f"row {index} of {file}"
+            index -= count
+        raise IndexError(index)
+
+    def key(self) -> list[Any]:
+        return [self.layout.title, *_stamps(self.files)]
+
+
+class HubRows:
+    """A split that ``datasets`` downloads; the images stay encoded."""
+
+    def __init__(self, layout: Layout, split: str) -> None:
+        self.layout, self.classes = layout, layout.classes
+        datasets = need("datasets", "data")
+        try:
+            self.found = datasets.load_dataset(layout.hub, split=layout.splits[split]).with_format("arrow")
+        except (OSError, datasets.exceptions.DatasetsError) as error:
+            raise LeadlineError(
+                f"{layout.title} is not on this machine and {layout.hub!r} could not be downloaded "
+                f"({type(error).__name__}); give a local copy by data.path=FOLDER, or data.name=digits"
+            ) from error
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __iter__(self) -> Iterator[Row]:
+        for table in self.found.iter(batch_size=256):
+            yield from _rows(table, self.layout)
+
+    def where(self, index: int) -> str:
+        return f"row {index} of {self.layout.hub}"
+
+    def key(self) -> list[Any]:
+        return [self.layout.title, self.found._fingerprint]
+
+
+class FolderRows:
+    """A folder ``train`` and a folder ``test`` (or ``val``, ``validation``), in each a folder of images per class."""
+
+    def __init__(self, folder: Path, split: str) -> None:
+        names = ("train",) if split == "train" else ("test", "val", "validation")
+        root = next((folder / name for name in names if (folder / name).is_dir()), None)
+        if root is None:
+            raise LeadlineError(
+                f"{folder} has no folder {' or '.join(names)}; it must hold train and test, in each a folder per class"
+            )
+        self.names = [at.name for at in _folders(folder / "train")]
+        self.classes = len(self.names)
+        self.files: list[tuple[Path, int]] = []
+        for at in _folders(root):
+            if at.name not in self.names:
+                raise LeadlineError(f"{at} is a class that {folder / 'train'} has not; the class folders must agree")
+            found = sorted(file for file in at.rglob("*") if file.suffix.lower() in _SUFFIXES and file.is_file())
+            self.files += [(file, self.names.index(at.name)) for file in found]
+        if not self.files:
+            raise LeadlineError(f"{root} has no images in class folders ({', '.join(sorted(_SUFFIXES))})")
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __iter__(self) -> Iterator[Row]:
+        for file, label in self.files:
+            yield Row(read_file(file), label)
+
+    def where(self, index: int) -> str:
+        return str(self.files[index][0])
+
+    def key(self) -> list[Any]:
+        return ["folder", self.names, *_stamps([file for file, _ in self.files])]
+
+
+def decode(encoded: bytes, where: str) -> Any:
+    """An encoded image as a PIL image in RGB; one that cannot be decoded is named."""
+    image = need("PIL.Image", "data")
+    try:
+        return image.open(io.BytesIO(encoded)).convert("RGB")
+    except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
+        raise LeadlineError(
+            f"{where} is no image that can be decoded ({type(error).__name__}: {str(error).splitlines()[0]:.80}); "
+            "replace or remove it"
+        ) from error
+
+
+def read_file(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise LeadlineError(f"{file} cannot be read ({error.strerror})") from error
+
+
+def _rows(batch: Any, layout: Layout) -> Iterator[Row]:
+    encoded = need("pyarrow.compute", "data").struct_field(batch.column(layout.image), "bytes").to_pylist()
+    for image, label in zip(encoded, batch.column(layout.label).to_pylist(), strict=True):
+        yield Row(image or b"", int(label))
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(at for at in folder.iterdir() if at.is_dir()) if folder.is_dir() else []
+
+
+def _stamps(files: list[Path]) -> list[Any]:
+    return [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]

@@ -1,0 +1,203 @@
+"""Text from files, folders and the hub, by split, in blocks: plain or compressed, parquet, WikiText's own files."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import lzma
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from leadline.data.text_tokenizers import BETWEEN_LINES
+from leadline.errors import LeadlineError, check_choice, need
+
+SPLITS = ("train", "valid", "test")
+WIKITEXT = {"wikitext103": "wikitext-103-v1", "wikitext2": "wikitext-2-v1"}  # subsets of the hub's data set
+WIKITEXT_HUB = "Salesforce/wikitext"
+PLAIN = (".txt", ".tokens", ".text", ".raw", ".md", ".rst")
+PACKED: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
+BLOCK = 1 << 20  # characters
+_WORDS = {"train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid"}
+_WORDS |= {"dev": "valid", "test": "test"}
+_PLACES = {"train": (0.0, 0.9), "valid": (0.9, 0.95), "test": (0.95, 1.0)}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Text with its splits. ``blocks`` goes through one; a block ends at a line's end where it can."""
+
+    origin: str
+    parts: dict[str, list[Path]] = field(default_factory=dict)
+    by_place: bool = False  # one text: the first 90 % are for training, 5 % for validation, 5 % for the test
+    rows: dict[str, Any] = field(default_factory=dict)  # by split, of the hub
+    column: str = "text"
+
+    @property
+    def splits(self) -> list[str]:
+        return [split for split in SPLITS if split in self.parts or split in self.rows]
+
+    def blocks(self, split: str) -> Iterator[str]:
+        """The text of a split, all characters of it, in pieces of about a megabyte."""
+        check_choice("split", split, SPLITS)
+        if split not in self.splits:
+            there = ", ".join(self.splits)
+            raise LeadlineError(f"{self.origin} has no {split} text, only {there}; give a folder that has it")
+        if split in self.rows:
+            return _joined(_with_line_end(row[self.column]) for row in self.rows[split])
+        if self.by_place:
+            return _joined(self._lines_of(split))
+        return _joined(chunk for file in self.parts[split] for chunk in _read(file, self.column))
+
+    def fingerprint(self, split: str) -> str:
+        """Changes when the text does."""
+        if split in self.rows:
+            return f"{self.rows[split]._fingerprint}-{self.column}"
+        found = hashlib.sha256(f"{split if self.by_place else ''}-{self.column}".encode())
+        for file in self.parts[split]:
+            found.update(_suffix(file).encode())
+            with file.open("rb") as stream:
+                while chunk := stream.read(1 << 22):
+                    found.update(chunk)
+        return found.hexdigest()
+
+    def _lines_of(self, split: str) -> Iterator[str]:
+        total = sum(len(chunk) for file in self.parts[split] for chunk in _read(file, self.column))
+        first, last = (share * total for share in _PLACES[split])
+        at = 0
+        for block in _joined(chunk for file in self.parts[split] for chunk in _read(file, self.column)):
+            for line in block.splitlines(keepends=True):
+                if first <= at < last or (at == 0 and split == "train"):
+                    yield line
+                at += len(line)
+
+
+def open_text(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    hub: str | None = None,
+    subset: str | None = None,
+    column: str = "text",
+) -> Corpus:
+    """A corpus from a file or a folder, or from the hub by ``datasets``.
+
+    path    a file, or a folder with files at any depth: .txt, .tokens, .md, .rst, .text, .raw, each also as .xz, .gz or
+            .bz2, or .parquet with a column of text. Where every file has a split in its name (train.txt.xz,
+            wiki.valid.tokens, train-00000-of-00001.parquet) or in that of its folder, these are the splits; else all
+            of it is one text, of which the last tenth is for validation and test.
+    hub     a name there, with its ``subset``; ``column`` holds the text, here and in parquet. A row is a line, or
+            several; one without a line's end gets it.
+    """
+    if (path is None) == (hub is None):
+        raise LeadlineError("give either the path of a file or folder of text, or the name of a data set on the hub")
+    if hub is not None:
+        return _from_hub(hub, subset, column)
+    root = Path(path or "")
+    if not root.exists():
+        raise LeadlineError(f"{root} does not exist; give a file or a folder of text")
+    files = [root] if root.is_file() else sorted(file for file in root.rglob("*") if file.is_file())
+    files = [file for file in files if _suffix(file)]
+    if not files:
+        allowed = f"{', '.join(PLAIN)}, each also with {', '.join(PACKED)}, or .parquet"
+        raise LeadlineError(f"{root} holds no text; files must end in {allowed}")
+    named = [_split_of(file.relative_to(root) if root.is_dir() else Path(file.name)) for file in files]
+    if all(named):
+        parts = {split: [file for file, own in zip(files, named, strict=True) if own == split] for split in SPLITS}
+        return Corpus(str(root), {split: own for split, own in parts.items() if own}, column=column)
+    return Corpus(str(root), dict.fromkeys(SPLITS, files), by_place=True, column=column)
+
+
+def count_words(text: str) -> int:
+    """Words as WikiText counts them: what blanks separate, and every line's end."""
+    return len(text.split()) + text.count("\n")
+
+
+def _split_of(file: Path) -> str | None:
+    """The split that a name tells: its first or second part, or the folder that it is in."""
+    for name in (*re.split(r"[._-]", file.name.lower())[:2], *(folder.name.lower() for folder in file.parents)):
+        if name in _WORDS:
+            return _WORDS[name]
+    return None
+
+
+def _suffix(file: Path) -> str:
+    """What says how to read a file: ".txt.xz", ".parquet"; "" when it is no text."""
+    suffixes = [suffix.lower() for suffix in file.suffixes[-2:]]
+    if suffixes[-1:] == [".parquet"] or (suffixes and suffixes[-1] in PLAIN):
+        return suffixes[-1]
+    return "".join(suffixes) if len(suffixes) == 2 and suffixes[1] in PACKED and suffixes[0] in PLAIN else ""
+
+
+def _read(file: Path, column: str) -> Iterator[str]:
+    if _suffix(file) == ".parquet":
+        yield from _read_parquet(file, column)
+        return
+    opened = PACKED.get(file.suffix.lower(), open)
+    try:
+        with opened(file, "rt", encoding="utf-8", newline="") as stream:
+            while chunk := stream.read(BLOCK):
+                yield chunk
+    except UnicodeDecodeError as error:
+        raise LeadlineError(f"{file} is not UTF-8 ({error.reason}); convert it, or leave it out") from error
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise LeadlineError(f"{file} cannot be read ({error}); it may be damaged or cut short") from error
+
+
+def _read_parquet(file: Path, column: str) -> Iterator[str]:
+    arrow, parquet = need("pyarrow", "data"), need("pyarrow.parquet", "data")
+    try:
+        source = parquet.ParquetFile(file)
+        if column not in source.schema_arrow.names:
+            names = ", ".join(source.schema_arrow.names)
+            raise LeadlineError(f"{file} has the columns {names}; name the one with the text by data.column=NAME")
+        for batch in source.iter_batches(batch_size=1024, columns=[column]):
+            for text in batch.column(0).to_pylist():
+                yield _with_line_end(text)
+    except arrow.ArrowException as error:
+        raise LeadlineError(f"{file} cannot be read as parquet ({str(error).splitlines()[0]})") from error
+
+
+def _with_line_end(text: str | None) -> str:
+    text = text or ""
+    return text if text.endswith("\n") else f"{text}\n"
+
+
+def _joined(chunks: Iterable[str]) -> Iterator[str]:
+    """Blocks of about ``BLOCK`` characters, cut between two lines: best where neither ends or begins with blanks,
+    since byte-pair encodings then give the same tokens as for the whole text."""
+    held: list[str] = []
+    size = 0
+    for chunk in chunks:
+        held.append(chunk)
+        size += len(chunk)
+        if size >= BLOCK:
+            text = "".join(held)
+            at = max(
+                (match.end() for match in BETWEEN_LINES.finditer(text, len(text) // 2)), default=text.rfind("\n") + 1
+            )
+            if at:
+                yield text[:at]
+            held, size = [text[at:]], len(text) - at
+    if size:
+        yield "".join(held)
+
+
+def _from_hub(name: str, subset: str | None, column: str) -> Corpus:
+    datasets = need("datasets", "data")
+    try:
+        found = datasets.load_dataset(name, subset)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise LeadlineError(
+            f"{name!r} ({subset or 'default'}) is not on this machine and could not be downloaded "
+            f"({type(error).__name__}); give a local copy by data.path=FOLDER"
+        ) from error
+    rows = {_WORDS[split]: table for split, table in found.items() if split in _WORDS}
+    for split, table in rows.items():
+        if column not in table.column_names:
+            names = ", ".join(table.column_names)
+            raise LeadlineError(f"{name}, {split}, has the columns {names}; name the text's by data.column=NAME")
+    return Corpus(name, rows=rows, column=column)

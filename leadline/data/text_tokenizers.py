@@ -1,0 +1,230 @@
+"""From text to numbers and back: bytes, words in order of frequency, or byte-pair encodings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from leadline.errors import LeadlineError, need
+
+FILE = "tokenizer.json"  # of transformers for byte-pair encodings, ours for the other kinds
+KINDS = ("byte", "word", "bpe", "gpt2")
+LINE_END, UNKNOWN = "<eos>", "<unk>"
+BETWEEN_LINES = re.compile(r"\S\n(?=\S)")
+
+
+class Tokenizer(Protocol):
+    kind: str
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids, (n,)."""
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def to_json(self) -> str: ...
+
+
+class ByteTokenizer:
+    """The bytes of UTF-8."""
+
+    kind = "byte"
+    vocab_size = 256
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), dtype=np.uint8)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    def to_json(self) -> str:
+        return json.dumps({"leadline": "byte"})
+
+
+class WordTokenizer:
+    """Words as blanks separate them, and ``<eos>`` for every line's end: how WikiText is counted and modelled.
+
+    Ids are in order of frequency, as an adaptive softmax wants them. A word that is not known is ``<unk>``.
+    """
+
+    kind = "word"
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = list(words)
+        self.ids = {word: i for i, word in enumerate(self.words)}
+        self.unknown = self.ids[UNKNOWN]
+
+    @classmethod
+    def train(cls, blocks: Iterable[str], vocab_size: int | None = None) -> WordTokenizer:
+        """All words of the text, or the ``vocab_size`` most frequent ones."""
+        counts: Counter[str] = Counter()
+        for block in blocks:
+            counts.update(_words(block))
+        words = [word for word, _ in counts.most_common()]
+        if vocab_size is not None and len(words) > vocab_size:
+            words = words[:vocab_size]
+        for special in (LINE_END, UNKNOWN):
+            if special not in words:
+                words = [*(words if vocab_size is None else words[: vocab_size - 1]), special]
+        return cls(words)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.words)
+
+    def encode(self, text: str) -> np.ndarray:
+        known, unknown = self.ids.get, self.unknown
+        return np.array([known(word, unknown) for word in _words(text)], dtype=np.uint32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join("\n" if self.words[i] == LINE_END else f" {self.words[i]}" for i in ids)
+
+    def to_json(self) -> str:
+        return json.dumps({"leadline": "word", "words": self.words}, ensure_ascii=False)
+
+
+class PairTokenizer:
+    """Byte-pair encoding by ``tokenizers``: trained here, GPT-2's, or any other in that library's format."""
+
+    kind = "bpe"
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        # GPT-2's way to part a text is the same before and after a line's end with no blanks around it
+        self.parts = isinstance(inner.pre_tokenizer, need("tokenizers.pre_tokenizers", "hub").ByteLevel)
+
+    @classmethod
+    def train(cls, blocks: Iterable[str], vocab_size: int = 16384) -> PairTokenizer:
+        """On bytes, as GPT-2's: no text is unknown to it, and decoding gives back what was encoded."""
+        if vocab_size < 257:
+            raise LeadlineError(f"vocab_size is {vocab_size}; byte pairs begin with 256 bytes, give more than that")
+        tokenizers = need("tokenizers", "hub")
+        inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+        inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = tokenizers.decoders.ByteLevel()
+        alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+        inner.train_from_iterator(blocks, trainer)
+        return cls(inner)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.inner.get_vocab_size()
+
+    def encode(self, text: str) -> np.ndarray:
+        pieces = _pieces(text) if self.parts else [text]
+        found = self.inner.encode_batch_fast(pieces, add_special_tokens=False)  # on all cores
+        return np.concatenate([np.array(piece.ids, dtype=np.uint32) for piece in found])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.inner.decode(list(ids), skip_special_tokens=False)
+
+    def to_json(self) -> str:
+        return self.inner.to_str()
+
+
+def make_tokenizer(kind: str, blocks: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
+    """A tokenizer by kind, trained on the text where it must be; or one from a folder or file, by its path."""
+    if kind == "byte":
+        return ByteTokenizer()
+    if kind == "word":
+        return WordTokenizer.train(blocks, vocab_size)
+    if kind == "bpe":
+        return PairTokenizer.train(blocks) if vocab_size is None else PairTokenizer.train(blocks, vocab_size)
+    if kind == "gpt2":
+        return _gpt2()
+    if not Path(kind).exists():
+        raise LeadlineError(f"unknown tokenizer {kind!r}; allowed: {', '.join(KINDS)}, or a folder with {FILE}")
+    return load_tokenizer(kind)
+
+
+def learns(kind: str) -> bool:
+    """Whether a tokenizer of this kind is made from the training text."""
+    return kind in ("word", "bpe")
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str]) -> Path:
+    """Write it into ``folder``, beside a model; ``load_tokenizer`` finds it there."""
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    new = target / f"{FILE}.{os.getpid()}.new"
+    new.write_text(tokenizer.to_json(), encoding="utf-8")
+    os.replace(new, target / FILE)
+    return target / FILE
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer in a folder, or in its file: one of ours, or any of transformers."""
+    source = Path(path)
+    file = source / FILE if source.is_dir() else source
+    if not file.is_file():
+        pairs = source / "vocab.json", source / "merges.txt"
+        if all(part.is_file() for part in pairs):
+            return _from_pairs(*pairs)
+        raise LeadlineError(f"{file} does not exist; give a folder that holds a tokenizer")
+    text = file.read_text(encoding="utf-8")
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise LeadlineError(f"{file} is not JSON ({error}); it is damaged") from error
+    ours = content.get("leadline") if isinstance(content, dict) else None
+    if ours == "byte":
+        return ByteTokenizer()
+    if ours == "word":
+        return WordTokenizer(content["words"])
+    try:
+        return PairTokenizer(need("tokenizers", "hub").Tokenizer.from_str(text))
+    except LeadlineError:
+        raise
+    except Exception as error:  # the library has no exceptions of its own
+        raise LeadlineError(f"{file} is no tokenizer ({error}); give one that tokenizers can read") from error
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    return hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
+
+
+def _words(text: str) -> list[str]:
+    return text.replace("\n", f" {LINE_END} ").split()
+
+
+def _pieces(text: str, size: int = 1 << 14) -> list[str]:
+    """The text in parts of about ``size`` characters that byte pairs of the whole text do not cross."""
+    ends, last = [], 0
+    for match in BETWEEN_LINES.finditer(text):
+        if match.end() - last >= size:
+            ends.append(last := match.end())
+    return [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+
+
+def _gpt2() -> PairTokenizer:
+    transformers = need("transformers", "hub")
+    for offline in (True, False):
+        try:
+            found = transformers.AutoTokenizer.from_pretrained("openai-community/gpt2", local_files_only=offline)
+            return PairTokenizer(found.backend_tokenizer)
+        except (OSError, ValueError):
+            continue
+    raise LeadlineError(
+        "GPT-2's tokenizer is not on this machine and could not be downloaded; give a folder that has it by "
+        "data.tokenizer=FOLDER, or train one with data.tokenizer=bpe"
+    )
+
+
+def _from_pairs(vocabulary: Path, merges: Path) -> PairTokenizer:
+    """GPT-2's own two files."""
+    tokenizers = need("tokenizers", "hub")
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocabulary), str(merges)))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    return PairTokenizer(inner)

@@ -1,0 +1,126 @@
+"""What the trained entries make of their records: spreads over seeds, the peak at cosine 1, curves and violins."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from leadline.probing.figures import Distribution, LayerFigures
+from leadline.report.page_data import spans
+from leadline.reproduce.trained_runs import Record
+
+NEAR = 0.98  # cosines above it count as 1
+SIDE = 0.90  # a peak at 1 stands out against the cosines between this and NEAR
+LEAST = 0.01  # and holds at least this share of the pairs
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation; that of a single value is 0."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def percent(values: Sequence[float]) -> str:
+    """Accuracies in [0, 1] -> "63.1 ± 0.4"; one of them has no spread."""
+    mean, deviation = spread([100 * value for value in values])
+    return f"{mean:.1f} ± {deviation:.1f}" if len(values) > 1 else f"{mean:.1f}"
+
+
+def difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """Mean of a - b in points, pair by pair (a pair shares its seed), and its standard error."""
+    mean, deviation = spread([100 * (x - y) for x, y in zip(a, b, strict=True)])
+    return mean, deviation / math.sqrt(len(a))
+
+
+def said(what: str, a: Sequence[float], b: Sequence[float]) -> str:
+    """The difference in words, and whether it is beyond two standard errors; one seed has none."""
+    mean, error = difference(a, b)
+    if len(a) < 2:
+        return f"{what} {mean:+.1f} points (one seed)"
+    sure = "beyond" if abs(mean) > 2 * error else "within"
+    return f"{what} {mean:+.1f} ± {error:.1f} points ({sure} two standard errors)"
+
+
+def effort(found: Mapping[Any, Sequence[Record]], more: Sequence[Record] = ()) -> str:
+    """How much was trained, and on what; runs that share a GPU take longer each."""
+    records = [record for kept in found.values() for record in kept] + list(more)
+    seconds = sum(record["seconds"] or 0.0 for record in records)
+    devices = sorted({record["device"] for record in records if record["device"]})
+    return f"{len(records)} runs, {seconds:.0f} s of training when added up, on {' and '.join(devices) or 'no device'}."
+
+
+def near_one(distribution: Distribution) -> float:
+    """The share of token pairs with a cosine above NEAR."""
+    return _share(distribution, NEAR, 1.0)
+
+
+def peaks_at_one(distribution: Distribution) -> bool:
+    """Whether the histogram rises towards 1: denser above NEAR than between SIDE and NEAR, with a share that counts."""
+    top, side = near_one(distribution), _share(distribution, SIDE, NEAR)
+    return top >= LEAST and top / (1 - NEAR) > side / (NEAR - SIDE)
+
+
+def _share(distribution: Distribution, low: float, high: float) -> float:
+    edges = zip(distribution.edges, distribution.edges[1:], distribution.counts, strict=False)
+    inside = sum(count for left, right, count in edges if left > low - 1e-6 and right < high + 1e-6)
+    return inside / max(1, sum(distribution.counts))
+
+
+def peak_layers(layers: Sequence[LayerFigures]) -> tuple[list[int], float]:
+    """The layers whose outputs have a peak at cosine 1, and the largest share of pairs above NEAR in any layer."""
+    known = [(layer.index, layer.cosines) for layer in layers if layer.index and layer.cosines is not None]
+    shares = [near_one(cosines) for _, cosines in known]
+    return [index for index, cosines in known if peaks_at_one(cosines)], max(shares, default=0.0)
+
+
+def peak_sentence(models: Mapping[str, Sequence[LayerFigures]]) -> str:
+    """Whether the peak at cosine 1 appears with standard attention (the first of ``models``), and what removes it."""
+    found = {name: peak_layers(layers) for name, layers in models.items()}
+    first, *others = found
+
+    def share(name: str) -> str:
+        return f"{100 * found[name][1]:.3g} %"
+
+    if not found[first][0]:
+        rest = ", ".join(f"{name} {share(name)}" for name in others)
+        line = (
+            f"A peak at cosine 1 does not appear with {first} attention: in no layer do token pairs crowd above "
+            f"{NEAR:g} (at most {share(first)} of them; {rest})."
+        )
+        new = [name for name in others if found[name][0]]
+        return line + (f" It appears with {_listed(new)}." if new else "")
+    line = (
+        f"The peak at cosine 1 appears with {first} attention in {_layers(found[first][0])} "
+        f"of {len(models[first]) - 1}: up to {share(first)} of the token pairs have a cosine "
+        f"above {NEAR:g}."
+    )
+    gone = [name for name in others if not found[name][0]]
+    stays = [name for name in others if found[name][0]]
+    if gone:
+        line += f" It is gone with {_listed([f'{name} (at most {share(name)})' for name in gone])}."
+    if stays:
+        line += f" It stays with {_listed([f'{name} ({_layers(found[name][0])}, {share(name)})' for name in stays])}."
+    return line
+
+
+def _layers(numbers: Sequence[int]) -> str:
+    return f"layer{'s' * (len(numbers) > 1)} {spans(numbers)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def band(axis: Any, records: Sequence[Record], which: str, figure: str, label: str, style: Mapping[str, Any]) -> None:
+    """A curve by epoch: the mean over records, and what lies between the smallest and the largest."""
+    curves = [record.curve(which, figure) for record in records if not record.diverged]
+    if not curves:
+        return
+    length = min(len(x) for x, _ in curves)
+    x = curves[0][0][:length]
+    by_point = list(zip(*(y[:length] for _, y in curves), strict=True))
+    every = {**style, "markevery": max(length // 10, 1)}
+    axis.plot(x, [statistics.fmean(point) for point in by_point], label=label, **every)
+    low, high = [min(point) for point in by_point], [max(point) for point in by_point]
+    axis.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)

@@ -1,0 +1,297 @@
+"""HOP's ViTs on CIFAR-10 with the usual skips: accuracy four ways, violins of token cosine and of attention entropy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from leadline.probing.figures import LayerFigures
+from leadline.report.depth_figures import cosine_violins, entropy_violins
+from leadline.reproduce.base import Claim, Context, Entry, Result, above
+from leadline.reproduce.hop_nets import COLUMNS
+from leadline.reproduce.plots import panels, styles
+from leadline.reproduce.trained_figures import (
+    NEAR,
+    band,
+    effort,
+    near_one,
+    peak_layers,
+    peak_sentence,
+    percent,
+    said,
+    spread,
+)
+from leadline.reproduce.trained_runs import Job, Record, run_all
+
+ARMS = {**COLUMNS, ".7": (0.7, 0.7)}  # what the papers call .5 is "both"
+MODELS = {
+    "T": {"name": "vit_tiny"},
+    "S": {"name": "vit_small"},
+    "B": {"name": "vit_base"},
+    "L": {"name": "vit_large"},
+}
+DROP_PATH = {"T": 0.1, "S": 0.2, "B": 0.2, "L": 0.3}  # HOP table 3, as the next ones
+BATCH = {"T": 256, "S": 256, "B": 128, "L": 32}
+RATE = 6.25e-5  # base learning rate
+AUGMENT = {
+    "flip": True,
+    "crop": "resized",
+    "rand_augment": "rand-m9-mstd0.5",
+    "erase": 0.25,
+    "mixup": 0.8,
+    "cutmix": 1.0,
+}
+
+
+def recipe(setting: Mapping[str, Any], size: str, arm: str, seed: int) -> dict[str, Any]:
+    """Short: 32 x 32 pixels in patches of 4, flips and crops. Full: HOP table 3."""
+    alpha, alpha_prime = ARMS[arm]
+    cure = {"attention": "hopfield", "alpha": alpha, "alpha_prime": alpha_prime}
+    common: dict[str, Any] = {
+        "model": {**setting["models"][size], "patch_size": 4, **cure},
+        "data": {"name": "cifar10"},
+        "precision": "bf16",
+        "compile": "blocks",
+        "graph": True,
+        "checkpoint": {"every": "100 %", "keep": 1},
+        "seed": seed,
+    }
+    if setting["budget"] == "short":
+        return {
+            **common,
+            "length": f"{setting['epochs'][size]} epochs",
+            "batch": {"size": setting["batch"]},
+            "optimizer": {"name": "adamw", "lr": setting["lrs"][size], "weight_decay": 0.05},
+            "schedule": {"name": "cosine", "warmup": "10 %"},
+            "regularise": {"clip": 1.0},
+            "augment": {"flip": True, "crop": "pad"},
+            "evaluate": "50 %",
+        }
+    rate = timm_rate(RATE, BATCH[size])
+    low = 1e-6 / rate
+    return {
+        **common,
+        "graph": False,  # the work of a step hides what it costs to launch it
+        "model": {**setting["models"][size], "patch_size": 16, **cure},
+        "data": {"name": "cifar10", "image_size": 224},
+        "length": "310 epochs",
+        "batch": {"size": BATCH[size]},
+        "optimizer": {"name": "adamw", "lr": rate, "weight_decay": 0.05},
+        "schedule": {"name": "cosine", "warmup": "20 epochs", "start": low, "cooldown": "10 epochs", "final": low},
+        "regularise": {"drop_path": DROP_PATH[size], "smoothing": 0.1},
+        "augment": AUGMENT,
+        "evaluate": "10 epochs",
+        "checkpoint": {"every": "5 epochs", "keep": 2},
+    }
+
+
+def timm_rate(base: float, batch: int) -> float:
+    """timm's learning rate from its base rate (at batch 256), for Adam: by the square root of the batch size."""
+    return base * math.sqrt(batch / 256)
+
+
+def train(context: Context, size: str, arms: list[str], seeds: int = 1) -> dict[str, list[Record]]:
+    """By arm, a record per seed. The first seed of each is probed."""
+    cost = {"T": 1.0, "S": 4.0, "B": 8.0, "L": 20.0}[size]
+    jobs = {
+        (arm, seed): Job(
+            f"vit {size} {arm} {seed}",
+            recipe(context.setting, size, arm, seed),
+            context.setting["probed"] if seed == context.seed else 0,
+            cost,
+        )
+        for arm in arms
+        for seed in range(context.seed, context.seed + seeds)
+    }
+    records = run_all(context, list(jobs.values()))
+    found: dict[str, list[Record]] = {}
+    for (arm, _), job in jobs.items():
+        found.setdefault(arm, []).append(records[job.name])
+    return found
+
+
+def accuracies(found: Mapping[str, list[Record]]) -> dict[str, list[float]]:
+    return {arm: [0.1 if r.diverged else r["test_accuracy"] for r in kept] for arm, kept in found.items()}
+
+
+def probed(found: Mapping[str, list[Record]]) -> dict[str, list[LayerFigures]]:
+    """The layers of the first seed of each arm that did not diverge."""
+    return {arm: kept[0].layers for arm, kept in found.items() if kept[0].layers}
+
+
+def four_ways(context: Context) -> Result:
+    """ViT-S with the usual skips, standard, alpha only, alpha' only, both."""
+    setting = context.setting
+    found = train(context, "S", list(COLUMNS), setting["seeds"])
+    right = accuracies(found)
+    plain, alpha, prime, both = right.values()
+    models = probed(found)
+    claims = [
+        Claim(f"test accuracy, {arm}, %", "digits", 100 * spread(values)[0], None, "reported", True)
+        for arm, values in right.items()
+    ]
+    notes = [
+        "With the usual skips: "
+        + "; ".join(
+            (
+                said("alpha alone", alpha, plain),
+                said("alpha' alone", prime, plain),
+                said("both", both, plain),
+                said("alpha' on top of alpha", both, alpha),
+            )
+        )
+        + ".",
+        peak_sentence(models),
+        _setting(setting, "S"),
+        effort(found),
+    ]
+    shown = [
+        {
+            "way": arm,
+            "test accuracy, %": percent(right[arm]),
+            "training loss at the end": f"{spread([r['training'][-1]['loss'] for r in kept])[0]:.3f}",
+            f"largest share of pairs above {NEAR:g}": _share(models, arm),
+            "steps/s": f"{spread([r['steps_per_second'] or 0.0 for r in kept])[0]:.0f}",
+        }
+        for arm, kept in found.items()
+    ]
+    table = [
+        {"way": arm, "seed": context.seed + i, "test_accuracy": r["test_accuracy"], "diverged": r["diverged"] or ""}
+        for arm, kept in found.items()
+        for i, r in enumerate(kept)
+    ]
+
+    def plot() -> Any:
+        figure, axes = panels(3)
+        for (arm, kept), style in zip(found.items(), styles(), strict=False):
+            band(axes[0], kept, "training", "loss", arm, style)
+            layers = [f for f in models.get(arm, []) if f.index and f.cosines is not None]
+            shares = [near_one(f.cosines) for f in layers if f.cosines is not None]
+            axes[1].plot([f.index for f in layers], [f.cosine for f in layers], label=arm, **style)
+            axes[2].plot([f.index for f in layers], shares, label=arm, **style)
+        axes[0].set(xlabel="epoch", title="training loss, ViT-S")
+        axes[1].set(xlabel="layer", title="mean token cosine, trained")
+        axes[2].set(xlabel="layer", title=f"share of pairs with cosine above {NEAR:g}")
+        axes[0].legend(frameon=False)
+        return figure
+
+    return Result(claims, {"runs": table, "layers": _rows(models)}, plot, notes, shown)
+
+
+def cosines(size: str) -> Callable[[Context], Result]:
+    """HOP figures 5 to 8: violins of token cosine by layer, standard, .5 and .7."""
+
+    def run(context: Context) -> Result:
+        found = train(context, size, ["standard", "both", ".7"])
+        models = {{"both": ".5"}.get(arm, arm): layers for arm, layers in probed(found).items()}
+        peaks = {arm: peak_layers(layers) for arm, layers in models.items()}
+        claims = [above("layers with a peak at cosine 1, standard", float(len(peaks["standard"][0])), 0.0)]
+        for arm in (".5", ".7"):
+            count = float(len(peaks[arm][0]))
+            claims.append(Claim(f"layers with a peak at cosine 1, {arm}", "shape", count, 0.0, "none", count == 0))
+        for arm, (_, share) in peaks.items():
+            what = f"largest share of pairs with cosine above {NEAR:g}, {arm}"
+            claims.append(Claim(what, "digits", share, None, "reported", True))
+        notes = [peak_sentence(models), _accuracy_note(found), _setting(context.setting, size), effort(found)]
+        return Result(claims, {"layers": _rows(models)}, lambda: _violins(models, cosine_violins), notes)
+
+    return run
+
+
+def entropies(size: str, arm: str) -> Callable[[Context], Result]:
+    """HOP figures 13 to 16: violins of attention entropy by layer and head of one model."""
+
+    def run(context: Context) -> Result:
+        found = train(context, size, list(dict.fromkeys(["standard", arm])))
+        models = probed(found)
+        lowest = {name: _lowest(layers) for name, layers in models.items()}
+        what = "smallest mean entropy of a head against uniform attention"
+        claims = [Claim(f"{what}, {name}", "digits", value, None, "reported", True) for name, value in lowest.items()]
+        notes = [_setting(context.setting, size), effort(found)]
+        if arm != "standard":
+            less, plain = lowest[arm], lowest["standard"]
+            same = abs(less - plain) < 0.1
+            claims.append(Claim(f"{what}, .5 less standard", "shape", less - plain, 0.0, "0.1", same))
+            notes.insert(
+                0,
+                f"The smallest mean entropy of a head is {plain:.2f} of uniform attention's with standard attention "
+                f"and {less:.2f} with Hopfield attention (.5); the paper says that it does not change"
+                f"{'.' if same else ', and here it does.'}",
+            )
+        shown = {arm: models[arm]}
+        rows = [
+            {"layer": f.index, "head": head + 1, "entropy": value}
+            for f in models[arm]
+            for head, value in enumerate(f.entropy or [])
+        ]
+        return Result(claims, {"entropy": rows}, lambda: _violins(shown, entropy_violins), notes)
+
+    return run
+
+
+def _lowest(layers: list[LayerFigures]) -> float:
+    return min(min(f.entropy) / f.entropy_uniform for f in layers if f.entropy and f.entropy_uniform)
+
+
+def _violins(models: Mapping[str, list[LayerFigures]], draw: Callable[[Any, list[LayerFigures]], None]) -> Any:
+    figure, axes = panels(1, rows=len(models), width=8.0, height=2.6)
+    for axis, (arm, layers) in zip(axes, models.items(), strict=True):
+        draw(axis, layers)
+        axis.set_title({"both": ".5"}.get(arm, arm), loc="left")
+    return figure
+
+
+def _rows(models: Mapping[str, list[LayerFigures]]) -> list[dict[str, Any]]:
+    return [
+        {"way": arm, "layer": f.index, "similarity": f.similarity, "cosine": f.cosine,
+         "cosine_median": f.cosines.median, "cosine_mode": f.cosines.mode, "near_one": near_one(f.cosines)}
+        for arm, layers in models.items() for f in layers if f.cosines is not None
+    ]  # fmt: skip
+
+
+def _share(models: Mapping[str, list[LayerFigures]], arm: str) -> str:
+    return f"{peak_layers(models[arm])[1]:.4f}" if arm in models else "-"
+
+
+def _accuracy_note(found: Mapping[str, list[Record]]) -> str:
+    said_each = ", ".join(f"{arm} {percent(values)}" for arm, values in accuracies(found).items())
+    return f"Test accuracy, %, one seed: {said_each} (both: alpha = alpha' = .5)."
+
+
+def _setting(setting: Mapping[str, Any], size: str) -> str:
+    if setting["budget"] == "full":
+        return "Trained as HOP table 3 says."
+    return (
+        f"ViT-{size} on 32 x 32 pixels in patches of 4 (65 tokens; HOP: 224 x 224 in patches of 16), "
+        f"{setting['epochs'][size]} epochs (HOP: 300) at batch {setting['batch']}, flips and crops only."
+    )
+
+
+_SHORT = {
+    "batch": 256,
+    "epochs": {"T": 6, "S": 6, "B": 3, "L": 2},
+    "lrs": {"T": 1e-3, "S": 5e-4, "B": 3e-4, "L": 1e-4},
+}
+
+
+def _entry(id_: str, title: str, run: Callable[[Context], Result], **setting: Any) -> Entry:
+    budgets: dict[str, Mapping[str, Any]] = {"short": _SHORT, "full": {}}
+    return Entry(
+        id_, title, run, {"models": MODELS, "probed": 16, **setting}, group="trained", images=True, budgets=budgets
+    )
+
+
+ENTRIES = (
+    _entry("hop-vit", "HOP: ViT-S on CIFAR-10 with the usual skips, four ways", four_ways, seeds=3),
+    *(
+        _entry(f"hop-fig{5 + i}", f"HOP figure {5 + i}: token cosine by layer of ViT-{size} trained on CIFAR-10, "
+               "standard, .5 and .7", cosines(size))
+        for i, size in enumerate(MODELS)
+    ),
+    *(
+        _entry(f"hop-fig{13 + i}", f"HOP figure {13 + i}: attention entropy by layer and head of ViT-{size} trained on "
+               f"CIFAR-10, {'standard' if arm == 'standard' else '.5'}", entropies(size, arm))
+        for i, (size, arm) in enumerate((("T", "standard"), ("T", "both"), ("S", "standard"), ("S", "both")))
+    ),
+)  # fmt: skip

@@ -1,0 +1,128 @@
+"""Sets in the hub's layout and as folders, decoded once: the pixels, the order, what is wrong with a file."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from image_files import Image, noise, png, write_cifar, write_folder, write_parquet
+
+from leadline.data import cache
+from leadline.data.cache import decoded, encoded
+from leadline.data.kept import cache_folder
+from leadline.data.sets import open_rows
+from leadline.errors import LeadlineError
+
+
+def test_cifar_100_and_imagenet_have_their_own_columns_and_splits(tmp_path: Path) -> None:
+    small, large = noise(4), noise(3, 48)
+    file = tmp_path / "c" / "cifar100" / "test-00000-of-00001.parquet"
+    write_parquet(file, [png(p) for p in small], fine_label=[99, 3, 5, 0], coarse_label=[1, 1, 1, 1])
+    for shard, part in ((0, large[:2]), (1, large[2:])):
+        where = tmp_path / "i" / "data" / f"validation-{shard:05d}-of-00002.parquet"
+        write_parquet(where, [png(p) for p in part], image="image", label=[7 + shard] * len(part))
+    images, labels = decoded(open_rows("cifar100", tmp_path / "c", "test"), 32, tmp_path / "cache")
+    assert torch.equal(images, torch.from_numpy(small).permute(0, 3, 1, 2))
+    assert labels.tolist() == [99, 3, 5, 0]
+    packed = encoded(open_rows("imagenet", tmp_path / "i", "test"), tmp_path / "cache")
+    assert packed.labels.tolist() == [7, 7, 8]
+    assert [packed.read(i)[0] for i in (2, 0, 1)] == [png(large[i]) for i in (2, 0, 1)]
+    assert packed.read(2)[1] == f"row 0 of {tmp_path}/i/data/validation-00001-of-00002.parquet"
+
+
+def test_folder_rows_follow_classes_and_names(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    rows = open_rows("folder", tmp_path, "test")
+    assert rows.classes == 2
+    assert [row.label for row in rows] == [0] * 6 + [1] * 6
+    found = encoded(rows)
+    assert found.read(7) == ((tmp_path / "val/dog/1.png").read_bytes(), str(tmp_path / "val/dog/1.png"))
+    pixels = decoded(rows, 16, tmp_path / "cache").images
+    assert pixels.shape == (12, 3, 16, 16)
+    with Image.open(tmp_path / "val/cat/0.png") as image:  # 40 x 40: resized as a whole
+        expected = np.asarray(image.resize((16, 16), resample=Image.Resampling.BICUBIC)).transpose(2, 0, 1)
+    assert np.array_equal(pixels[0].numpy(), expected)
+
+
+def test_decoded_once_and_again_when_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar(tmp_path / "data")
+    counted = []
+    decode = cache.decode
+    monkeypatch.setattr(cache, "decode", lambda *args: counted.append(1) or decode(*args))
+    monkeypatch.setenv("LEADLINE_CACHE", str(tmp_path / "cache"))
+    assert cache_folder() == tmp_path / "cache"
+    first = decoded(open_rows("cifar10", tmp_path / "data", "test"), 32)
+    second = decoded(open_rows("cifar10", tmp_path / "data", "test"), 32)
+    assert len(counted) == 12
+    assert torch.equal(first.images, second.images)
+    assert not list((tmp_path / "cache").glob("*.part"))
+    write_cifar(tmp_path / "data", seed=1)
+    os.utime(tmp_path / "data/plain_text/test-00000-of-00001.parquet", ns=(1, 1))
+    third = decoded(open_rows("cifar10", tmp_path / "data", "test"), 32)
+    assert not torch.equal(first.images, third.images)
+
+
+def test_a_killed_decoding_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar(tmp_path / "data")
+    rows = open_rows("cifar10", tmp_path / "data", "test")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            decoded(rows, 32, tmp_path / "cache")
+    assert [file.suffix for file in (tmp_path / "cache").iterdir()] == [".lock"]
+    assert len(decoded(rows, 32, tmp_path / "cache").labels) == 12
+
+
+def test_a_corrupt_image_is_named(tmp_path: Path) -> None:
+    pixels = [png(p) for p in noise(3)]
+    file = tmp_path / "test-00000-of-00001.parquet"
+    write_parquet(file, [pixels[0], pixels[1][:60], pixels[2]], label=[1, 2, 3])
+    with pytest.raises(LeadlineError, match=f"row 1 of {file} is no image") as raised:
+        decoded(open_rows("cifar10", tmp_path, "test"), 32, tmp_path / "cache")
+    assert "\n" not in str(raised.value)
+    write_folder(tmp_path / "f")
+    bad = tmp_path / "f/val/dog/3.png"
+    bad.write_bytes(b"")
+    with pytest.raises(LeadlineError, match=f"{bad} is no image"):
+        decoded(open_rows("folder", tmp_path / "f", "test"), 16, tmp_path / "cache")
+
+
+def test_what_else_can_be_wrong(tmp_path: Path) -> None:
+    write_cifar(tmp_path / "data")
+    with pytest.raises(LeadlineError, match="columns img, label; it must have img and fine_label"):
+        list(open_rows("cifar100", tmp_path / "data", "test"))
+    with pytest.raises(LeadlineError, match=r"no validation-\*.parquet"):
+        open_rows("imagenet", tmp_path / "data", "test")
+    with pytest.raises(LeadlineError, match="has no folder train"):
+        open_rows("folder", tmp_path / "data", "train")
+    with pytest.raises(LeadlineError, match=r"data\.path is not given"):
+        open_rows("folder", None, "train")
+    write_folder(tmp_path / "f")
+    (tmp_path / "f/val/mouse").mkdir()
+    with pytest.raises(LeadlineError, match="mouse is a class that"):
+        open_rows("folder", tmp_path / "f", "test")
+    (tmp_path / "e/train").mkdir(parents=True)
+    with pytest.raises(LeadlineError, match="has no images in class folders"):
+        open_rows("folder", tmp_path / "e", "train")
+    (tmp_path / "f/val/mouse").rmdir()
+    with pytest.raises(LeadlineError, match=r"not like the images before it; give data\.image_size"):
+        decoded(open_rows("folder", tmp_path / "f", "test"), None, tmp_path / "cache")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LeadlineError, match=r"cannot be cached in .*data\.cache=FOLDER"):
+        decoded(open_rows("cifar10", tmp_path / "data", "test"), 32, tmp_path / "file" / "below")
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar(tmp_path / "data")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(LeadlineError, match=r"No space left on device.*make room"):
+        decoded(open_rows("cifar10", tmp_path / "data", "train"), 32, tmp_path / "cache")

@@ -1,0 +1,268 @@
+"""Text from files and folders, tokenizers, and tokens kept on disk."""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import transformers
+
+import leadline as ll
+from leadline.data import text as text_module
+from leadline.data.text import count_words, open_text
+from leadline.data.text_store import encode_text, tokenised, tokenizer_for
+from leadline.data.text_tokenizers import (
+    ByteTokenizer,
+    PairTokenizer,
+    WordTokenizer,
+    load_tokenizer,
+    make_tokenizer,
+    save_tokenizer,
+)
+
+WIKI = " = Lead line = \n \n A lead line is a <unk> of rope , with a plummet of lead . \n Größe : 3 @-@ 4 m \n"
+PROSE = "First line.\n\n    indented\nThe second  one, naïve – 水深.\r\nno end"
+
+
+def whole(corpus, split):
+    return "".join(corpus.blocks(split))
+
+
+def test_reads_what_it_was_given_plain_or_compressed(tmp_path):
+    for name, opened in (("a.txt", open), ("b.txt.xz", lzma.open), ("c.md.gz", gzip.open), ("d.rst.bz2", bz2.open)):
+        with opened(tmp_path / name, "wb") as file:
+            file.write(f"{name}\n{PROSE}\n".encode())
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    corpus = open_text(tmp_path)
+    assert corpus.by_place
+    want = "".join(f"{name}\n{PROSE}\n" for name in ("a.txt", "b.txt.xz", "c.md.gz", "d.rst.bz2"))
+    assert whole(corpus, "train") + whole(corpus, "valid") + whole(corpus, "test") == want
+
+
+def test_splits_by_name_of_file_or_folder(tmp_path):
+    (tmp_path / "wiki.train.tokens").write_text("a\n")
+    (tmp_path / "wiki.valid.tokens").write_text("b\n")
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "notes.txt").write_text("c\n")
+    corpus = open_text(tmp_path)
+    assert corpus.splits == ["train", "valid", "test"]
+    assert [whole(corpus, split) for split in corpus.splits] == ["a\n", "b\n", "c\n"]
+    (tmp_path / "test" / "notes.txt").unlink()
+    with pytest.raises(ll.LeadlineError, match="has no test text, only train, valid"):
+        open_text(tmp_path).blocks("test")
+
+
+def test_parquet_of_the_hub_gives_the_text_of_the_files(tmp_path):
+    """The hub's WikiText has a row a line, and empty rows for the lines that hold blanks alone."""
+    rows = ["" if not line.strip() else f"{line}\n" for line in WIKI.removesuffix("\n").split("\n")]
+    pq.write_table(pa.table({"text": rows}), tmp_path / "validation-00000-of-00001.parquet")
+    corpus = open_text(tmp_path)
+    assert corpus.splits == ["valid"]
+    assert WordTokenizer.train([WIKI]).encode(whole(corpus, "valid")).tolist() == (
+        WordTokenizer.train([WIKI]).encode(WIKI).tolist()
+    )
+    assert count_words(whole(corpus, "valid")) == count_words(WIKI)
+    with pytest.raises(ll.LeadlineError, match=r"has the columns text; name the one with the text by data.column=NAME"):
+        list(open_text(tmp_path, column="story").blocks("valid"))
+
+
+def test_one_text_is_cut_by_place_at_lines(tmp_path):
+    lines = [f"line {i}\n" for i in range(1000)]
+    (tmp_path / "book.txt").write_text("".join(lines))
+    corpus = open_text(tmp_path / "book.txt")
+    parts = [whole(corpus, split).splitlines(keepends=True) for split in ("train", "valid", "test")]
+    assert [line for part in parts for line in part] == lines
+    assert [len(part) / 1000 for part in parts] == pytest.approx([0.9, 0.05, 0.05], abs=0.01)
+
+
+def test_blocks_are_small_and_lose_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_module, "BLOCK", 64)
+    text = "".join(f"{'x' * (i % 13)} {i}\n{'' if i % 3 else chr(10)}" for i in range(200))
+    (tmp_path / "train.txt").write_text(text)
+    blocks = list(open_text(tmp_path).blocks("train"))
+    assert "".join(blocks) == text
+    assert len(blocks) > 10
+    assert max(map(len, blocks)) <= 3 * 64
+    assert all(block.endswith("\n") for block in blocks)
+
+
+def test_words_are_counted_as_in_wikitext():
+    """What blanks separate, and each line's end: 217,646 words in its validation text, 245,569 in its test text."""
+    assert count_words(WIKI) == sum(len(line.split()) + 1 for line in WIKI.splitlines())
+
+
+def test_words_are_in_order_of_frequency_and_all_there():
+    tokenizer = WordTokenizer.train([WIKI, "lead lead <unk> rope\n"])
+    counts = {}
+    for word in f"{WIKI}lead lead <unk> rope\n".replace("\n", " <eos> ").split():
+        counts[word] = counts.get(word, 0) + 1
+    assert [counts[word] for word in tokenizer.words] == sorted(counts.values(), reverse=True)
+    assert set(tokenizer.words) == set(counts)
+    ids = tokenizer.encode(WIKI)
+    assert [tokenizer.words[i] for i in ids] == WIKI.replace("\n", " <eos> ").split()
+    assert tokenizer.decode(ids).split() == WIKI.split()
+    assert tokenizer.decode(ids).count("\n") == WIKI.count("\n")
+    small = WordTokenizer.train([WIKI], vocab_size=5)
+    assert small.vocab_size == 5
+    assert {"<unk>", "<eos>"} <= set(small.words)
+    assert tokenizer.words[tokenizer.encode("unheard-of")[0]] == "<unk>"
+
+
+@pytest.mark.parametrize("make", [ByteTokenizer, lambda: PairTokenizer.train([PROSE * 20, WIKI * 20], 300)])
+def test_bytes_and_pairs_give_back_every_text(make, tmp_path):
+    tokenizer = make()
+    for text in (PROSE, WIKI, "\n\n \t\n", "😀 unseen ÿ"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    save_tokenizer(tokenizer, tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert again.encode(PROSE).tolist() == tokenizer.encode(PROSE).tolist()
+    assert again.vocab_size == tokenizer.vocab_size
+
+
+def test_pairs_of_a_long_text_are_those_of_the_whole(monkeypatch):
+    """A long text is cut into parts that are encoded at once, where no pair crosses."""
+    text = "".join(
+        f"Line {i} of the book, {'with more to say ' * (i % 5)}\n{chr(10) * (i % 3)}  x\n" for i in range(4000)
+    )
+    tokenizer = PairTokenizer.train([text], 600)
+    assert len(text) > 4 << 14
+    want = tokenizer.inner.encode(text).ids
+    assert tokenizer.encode(text).tolist() == want
+
+
+def test_a_tokenizer_of_transformers_is_read(tmp_path):
+    tokenizer = PairTokenizer.train([PROSE * 20], 300)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.inner)
+    fast.save_pretrained(tmp_path)
+    assert make_tokenizer(str(tmp_path), ()).encode(PROSE).tolist() == fast(PROSE)["input_ids"]
+    model = json.loads(tokenizer.to_json())["model"]
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    pairs = (pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"])
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(pairs))
+    assert load_tokenizer(tmp_path).encode(PROSE).tolist() == fast(PROSE)["input_ids"]
+
+
+def folder(tmp_path, text=WIKI):
+    root = tmp_path / "data"
+    root.mkdir(exist_ok=True)
+    for split in ("train", "valid", "test"):
+        (root / f"{split}.txt").write_text(f"{split} {text}")
+    return root
+
+
+@pytest.mark.parametrize("kind", ["byte", "word", "bpe"])
+def test_tokens_are_made_once_and_mapped(kind, tmp_path, monkeypatch):
+    corpus = open_text(folder(tmp_path))
+    cache = tmp_path / "cache"
+    tokenizer = tokenizer_for(corpus, kind, 300 if kind == "bpe" else None, cache)
+    text = tokenised(corpus, "valid", tokenizer, cache)
+    assert text.ids.tolist() == tokenizer.encode(f"valid {WIKI}").tolist()
+    assert (text.sizes.bytes, text.sizes.words) == (len(f"valid {WIKI}".encode()), count_words(f"valid {WIKI}"))
+    assert isinstance(text.ids, np.memmap)
+    assert text.ids.dtype == np.uint16
+    assert text.sizes.unknown == (1 if kind == "word" else 0)  # "valid" is not in the training text
+    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.npy")}
+    monkeypatch.setattr(type(tokenizer), "encode", None)  # nothing is encoded again
+    assert tokenised(corpus, "valid", tokenizer_for(corpus, kind, 300 if kind == "bpe" else None, cache), cache)
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.npy")} == before
+    assert not list(cache.glob("*.part"))
+
+
+def test_changed_text_is_read_anew(tmp_path):
+    root, cache = folder(tmp_path), tmp_path / "cache"
+    first = tokenised(open_text(root), "train", ByteTokenizer(), cache).ids.tolist()
+    folder(tmp_path, "other text\n")
+    second = tokenised(open_text(root), "train", ByteTokenizer(), cache).ids
+    assert second.tolist() != first
+    assert bytes(second.tolist()) == b"train other text\n"
+
+
+def test_a_failure_leaves_nothing_half_done(tmp_path):
+    root, cache = folder(tmp_path), tmp_path / "cache"
+    tokenizer = ByteTokenizer()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ByteTokenizer, "encode", lambda self, text: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            tokenised(open_text(root), "train", tokenizer, cache)
+    assert [path for path in cache.iterdir() if path.is_dir()] == []
+    assert len(tokenised(open_text(root), "train", tokenizer, cache)) > 0
+
+
+def test_text_at_hand(tmp_path):
+    text = encode_text(PROSE, ByteTokenizer())
+    assert (len(text), text.sizes.bytes) == (len(PROSE.encode()),) * 2
+
+
+@pytest.mark.parametrize(
+    ("call", "part"),
+    [
+        (lambda p: open_text(p / "nowhere"), "does not exist"),
+        (lambda p: open_text(p), "holds no text; files must end in .txt"),
+        (lambda p: open_text(), "give either the path"),
+        (lambda p: list(open_text(write(p, "train.txt", b"\xff\xfe\x00")).blocks("train")), "is not UTF-8"),
+        (lambda p: list(open_text(write(p, "train.txt.xz", b"no xz")).blocks("train")), "damaged or cut short"),
+        (lambda p: list(open_text(write(p, "train.parquet", b"none")).blocks("train")), "cannot be read as parquet"),
+        (lambda p: tokenised(open_text(write(p, "train.txt", b"")), "train", ByteTokenizer(), p / "c"), "is empty"),
+        (lambda p: tokenizer_for(open_text(write(p, "valid.txt", b"a")), "word", None, p / "c"), "no train text"),
+        (lambda p: make_tokenizer("letters", ()), "unknown tokenizer 'letters'; allowed: byte, word, bpe, gpt2"),
+        (lambda p: make_tokenizer(str(p), ()), "tokenizer.json does not exist"),
+        (lambda p: load_tokenizer(write(p, "tokenizer.json", b"{")), "is not JSON"),
+        (lambda p: load_tokenizer(write(p, "tokenizer.json", b"{}")), "is no tokenizer"),
+        (lambda p: PairTokenizer.train([PROSE], 100), "byte pairs begin with 256 bytes"),
+        (
+            lambda p: tokenised(open_text(write(p, "train.txt", b"a")), "train", ByteTokenizer(), os.devnull),
+            "tokens cannot be cached",
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_line(call, part, tmp_path):
+    with pytest.raises(ll.LeadlineError) as error:
+        call(tmp_path)
+    assert part in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def write(folder, name, content):
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+def test_the_hub_is_asked_by_datasets(monkeypatch, tmp_path):
+    import datasets
+
+    rows = {
+        split: datasets.Dataset.from_dict({"text": [f"{split}\n", ""]}) for split in ("train", "validation", "test")
+    }
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names: (asked.append(names), datasets.DatasetDict(rows))[1])
+    corpus = open_text(hub="Salesforce/wikitext", subset="wikitext-2-v1")
+    assert asked == [("Salesforce/wikitext", "wikitext-2-v1")]
+    assert whole(corpus, "valid") == "validation\n\n"
+    assert tokenised(corpus, "test", ByteTokenizer(), tmp_path).ids.tobytes().replace(b"\0", b"") == b"test\n\n"
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names: (_ for _ in ()).throw(ConnectionError("no net")))
+    with pytest.raises(ll.LeadlineError, match=r"could not be downloaded \(ConnectionError\); give a local copy"):
+        open_text(hub="Salesforce/wikitext")
+
+
+def test_gpt2s_tokenizer_where_it_is_and_one_clear_line_where_it_is_not(monkeypatch):
+    inner = PairTokenizer.train([PROSE * 20], 300).inner
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=inner)
+
+    def here(name, local_files_only):
+        if local_files_only:
+            raise OSError("not in the cache")
+        return fast
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", here)
+    assert make_tokenizer("gpt2", ()).encode(PROSE).tolist() == fast(PROSE)["input_ids"]
+    monkeypatch.setattr(
+        transformers.AutoTokenizer, "from_pretrained", lambda *a, **k: (_ for _ in ()).throw(OSError("no"))
+    )
+    with pytest.raises(ll.LeadlineError, match=r"could not be downloaded; give a folder that has it by data.tokenizer"):
+        make_tokenizer("gpt2", ())

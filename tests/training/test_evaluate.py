@@ -1,0 +1,75 @@
+"""``leadline evaluate``: the figures are those of the run, and the report is there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from leadline.cli import app
+from leadline.errors import LeadlineError
+from leadline.probing import DepthReport
+from leadline.training.checkpoint import find_checkpoint
+from leadline.training.engine import train
+from leadline.training.evaluate import evaluate
+from leadline.training.recipe import parse_recipe
+
+TREE = {
+    "model": {"name": "vit_tiny", "depth": 2, "dim": 16, "heads": 2, "patch_size": 4, "attention": "hopfield"},
+    "data": {"name": "digits"},
+    "length": "2 epochs",
+    "batch": {"size": 128},
+    "optimizer": {"lr": 3e-3},
+    "precision": "bf16",
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("run") / "out"
+    return out, train(parse_recipe({**TREE, "regularise": {"ema": 0.5}, "out": str(out)}))
+
+
+def test_figures_are_those_of_the_run(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Averaged weights, the precision of training: the same numbers to the last digit."""
+    out, summary = run
+    last = evaluate(out, which="last", device="cpu", out=tmp_path / "e")
+    assert last.figures == {"accuracy": summary["test_accuracy"], "loss": summary["test_loss"]}
+    assert last.step == summary["steps"]
+    assert sorted(file.name for file in (tmp_path / "e").iterdir()) == [
+        "evaluation.json", "report.html", "report.json", "violins.png",
+    ]  # fmt: skip
+    stored = json.loads((tmp_path / "e" / "evaluation.json").read_text())
+    assert stored["accuracy"] == summary["test_accuracy"]
+    report = DepthReport.from_json((tmp_path / "e" / "report.json").read_text())
+    assert [layer.index for layer in report.layers] == [0, 1, 2]
+    assert report.layers[1].cosines is not None
+    assert report.settings["samples"] == 16
+    saved = find_checkpoint(out, "best")
+    assert saved is not None
+    assert evaluate(out, device="cpu").checkpoint == saved.folder
+    assert evaluate(saved.folder, device="cpu").figures == evaluate(out, device="cpu").figures
+
+
+def test_command(run: tuple[Path, dict[str, Any]]) -> None:
+    out, summary = run
+    found = CliRunner().invoke(app, ["evaluate", str(out), "--which", "last", "--device", "cpu", "--json"])
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["accuracy"] == summary["test_accuracy"]
+    assert (out / "evaluation" / "violins.png").is_file()
+    found = CliRunner().invoke(app, ["evaluate", str(out), "--split", "train", "--device", "cpu"])
+    assert "train: accuracy" in found.stdout
+
+
+def test_what_is_no_checkpoint(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    with pytest.raises(LeadlineError, match="holds no whole checkpoint"):
+        evaluate(tmp_path)
+    with pytest.raises(LeadlineError, match="unknown which 'first'"):
+        evaluate(run[0], which="first")
+    with pytest.raises(LeadlineError, match="unknown split 'dev'"):
+        evaluate(run[0], split="dev", device="cpu")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LeadlineError, match="cannot be written"):
+        evaluate(run[0], device="cpu", out=tmp_path / "file")

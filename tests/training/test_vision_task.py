@@ -1,0 +1,149 @@
+"""The task of image classification inside the engine: what it fills in, its loss, its evaluation, resuming."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from leadline.data.digits import load_digits
+from leadline.errors import LeadlineError
+from leadline.training.engine import train
+from leadline.training.recipe import parse_recipe
+from leadline.training.tasks import build_task
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+CPU = torch.device("cpu")
+MODEL = {"name": "vit_tiny", "depth": 1, "dim": 16, "heads": 2, "patch_size": 4, "pool": "max"}
+
+
+def recipe(**sections: Any) -> Any:
+    return parse_recipe({"model": MODEL, "data": {"name": "digits"}, "length": 1, "batch": {"size": 64}, **sections})
+
+
+def test_the_model_fits_the_data() -> None:
+    config = build_task(recipe(), CPU).make_model().config
+    assert (config.num_classes, config.image_size, config.channels) == (10, 8, 1)
+    resized = build_task(recipe(data={"name": "digits", "image_size": 12}), CPU)
+    assert resized.make_model().config.image_size == 12
+    assert resized.probe_inputs().shape == (16, 1, 12, 12)
+    with pytest.raises(LeadlineError, match=r"model\.num_classes is 7 and the data's 10"):
+        build_task(recipe(model={**MODEL, "num_classes": 7}), CPU).make_model()
+    with pytest.raises(LeadlineError, match=r"data\.mean has 3 numbers"):
+        build_task(recipe(data={"name": "digits", "mean": [0.5] * 3}), CPU)
+    for wrong in ({"name": "digits", "path": "x"}, {"name": "cifar10", "store": "workers"}):
+        with pytest.raises(LeadlineError, match="leave"):
+            recipe(data=wrong)
+
+
+class Fixed(nn.Module):
+    """Logits from the mean of an image: a model whose evaluation can be done by hand."""
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        mean = pixels.mean((1, 2, 3))
+        return torch.stack([-((mean - i / 10) ** 2) * 30 for i in range(10)], dim=-1)
+
+
+def test_evaluation_is_over_the_whole_split() -> None:
+    task = build_task(recipe(data={"name": "digits", "valid": 0.1}), CPU)
+    train_set, test_set = load_digits()
+    model = Fixed().train()
+    for split, (images, labels) in {"test": test_set, "train": train_set, "valid": train_set}.items():
+        if split != "test":
+            members = task.members[split]  # type: ignore[attr-defined]
+            images, labels = images[members], labels[members]
+        logits = model((images - 0.3049) / 0.3758)
+        found = task.evaluate(model, split)
+        assert found["accuracy"] == pytest.approx((logits.argmax(-1) == labels).float().mean().item(), abs=2e-3)
+        assert found["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-3)
+    assert model.training
+    held = task.describe()
+    assert (held["train_images"], held["valid_images"], held["test_images"]) == (1293, 144, 360)
+    with pytest.raises(LeadlineError, match="unknown split 'dev'"):
+        task.evaluate(model, "dev")
+    without = build_task(recipe(), CPU)
+    assert without.evaluate(model, "valid") == without.evaluate(model, "test")
+
+
+def test_loss_smooths_and_takes_soft_labels() -> None:
+    task = build_task(recipe(regularise={"smoothing": 0.2}), CPU)
+    batch = task.batches(0)
+    model = task.make_model()
+    loss, metrics, carry = task.loss(model, batch, None)
+    logits = model(batch["pixels"])
+    soft = torch.full((64, 10), 0.02).scatter_add(1, batch["labels"][:, None], torch.full((64, 1), 0.8))
+    expected = -(soft * logits.log_softmax(-1)).sum(-1).mean()
+    torch.testing.assert_close(loss, expected)
+    assert carry is None
+    assert metrics["accuracy"] == (logits.argmax(-1) == batch["labels"]).float().mean()
+    again, metrics, _ = task.loss(model, {"pixels": batch["pixels"], "labels": soft}, None)
+    torch.testing.assert_close(again, expected)
+    assert metrics == {}
+
+
+@pytest.mark.parametrize("limit", [None, 200])
+def test_limit(limit: int | None) -> None:
+    task = build_task(recipe(data={"name": "digits", "limit": limit, "valid": 0.25}), CPU)
+    members = task.members  # type: ignore[attr-defined]
+    count = limit or 1437
+    assert sorted(torch.cat(list(members.values())).tolist()) == list(range(count))
+    assert len(members["valid"]) == round(count / 4)
+    assert task.batches.steps_per_epoch == (count - round(count / 4)) // 64
+
+
+def write_images(folder: Path) -> None:
+    """Two classes that differ in colour, in the hub's layout of CIFAR-10, and the same as a folder."""
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 64), ("test", 16)):
+        labels = [i % 2 for i in range(count)]
+        pixels = generator.integers(0, 100, (count, 32, 32, 3), dtype=np.uint8)
+        encoded = []
+        for i, label in enumerate(labels):
+            pixels[i, :, :, label] += 150
+            file = folder / "folder" / split / "ab"[label] / f"{i:02d}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels[i]).save(file)
+            encoded.append({"bytes": file.read_bytes(), "path": None})
+        (folder / "hub").mkdir(exist_ok=True)
+        table = pa.table({"img": encoded, "label": pa.array(labels, pa.int64())})
+        pq.write_table(table, folder / "hub" / f"{split}-00000-of-00001.parquet")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"name": "cifar10", "path": "hub"},
+        {"name": "folder", "path": "folder", "image_size": 24, "workers": 1},
+        {"name": "folder", "path": "folder", "image_size": 24, "store": "memory"},
+    ],
+    ids=["parquet", "workers", "memory"],
+)
+def test_trains_on_files_and_goes_on_bit_for_bit(tmp_path: Path, data: dict[str, Any]) -> None:
+    """Everything on: what is resumed in the middle ends as what ran through, and it learns the colours."""
+    write_images(tmp_path)
+    pytest.importorskip("timm")
+    tree = {
+        "model": {**MODEL, "patch_size": 8},
+        "data": {**data, "path": str(tmp_path / data["path"]), "cache": str(tmp_path / "cache")},
+        "batch": {"size": 16, "accumulate": 2},
+        "optimizer": {"lr": 5e-3},
+        "augment": {"flip": True, "crop": "resized", "scale": [0.5, 1.0], "rand_augment": "rand-m9-n1", "erase": 0.2,
+                    "mixup": 0.2, "cutmix": 1.0, "mix_prob": 0.5},
+        "schedule": {"name": "constant"},
+        "evaluate": "4 epochs",
+        "checkpoint": {"every": "4 epochs"},
+    }  # fmt: skip
+    whole = train(parse_recipe({**tree, "length": 8, "out": str(tmp_path / "whole")}))
+    first = train(parse_recipe({**tree, "length": 4, "out": str(tmp_path / "parts")}))
+    resumed = train(parse_recipe({**tree, "length": 8, "out": str(tmp_path / "parts")}))
+    assert (first["steps"], resumed["steps"]) == (16, 32)
+    assert resumed["test_loss"] == whole["test_loss"]
+    weights = [(tmp_path / run / "step-000032" / "model.safetensors").read_bytes() for run in ("whole", "parts")]
+    assert weights[0] == weights[1]
+    assert whole["test_accuracy"] >= 0.9
