@@ -7,6 +7,7 @@ from leadline.models.gpt2 import GPT2, GPT2Config
 from leadline.models.io import load
 from leadline.models.llama import Llama, LlamaConfig
 from leadline.models.registry import MODELS, create_model, list_models
+from leadline.models.transformer_xl import TransformerXL, TransformerXLConfig
 from leadline.models.vit import ViT, ViTConfig
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "Llama",
     "LlamaConfig",
     "Model",
+    "TransformerXL",
+    "TransformerXLConfig",
     "ViT",
     "ViTConfig",
     "convert",

@@ -10,9 +10,10 @@ from leadline.models.base import Model
 from leadline.models.bert import Bert
 from leadline.models.gpt2 import GPT2
 from leadline.models.llama import Llama
+from leadline.models.transformer_xl import TransformerXL
 from leadline.models.vit import ViT
 
-FAMILIES: dict[str, type[Model]] = {family.family: family for family in (ViT, GPT2, Llama, Bert)}
+FAMILIES: dict[str, type[Model]] = {family.family: family for family in (ViT, GPT2, Llama, Bert, TransformerXL)}
 
 _NO_MORE_THAN_ATTENTION = {"norm": "none", "ffn": 0, "skip": False}
 
@@ -57,6 +58,7 @@ MODELS: dict[str, tuple[type[Model], dict[str, Any], str]] = {
         {"dim": 768, "heads": 12, "kv_heads": 4, "ffn": 2048},
         "LLaMA-style decoder, 125 M parameters",
     ),
+    "transformer_xl_base": (TransformerXL, {}, "Transformer-XL decoder with a segment memory, 151 M parameters"),
     "attention_only": (
         ViT,
         {"dim": 192, "heads": 3, "init": "xavier_fused", **_NO_MORE_THAN_ATTENTION},

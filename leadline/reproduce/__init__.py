@@ -15,6 +15,13 @@ from leadline.reproduce import (
     hop_table1,
     runner,
     store,
+    trained_depth80,
+    trained_language_depth,
+    trained_language_gpt2,
+    trained_language_violins,
+    trained_language_xl,
+    trained_skipless,
+    trained_vits,
     tse_fig1,
     tse_fig2,
     tse_fig3,
@@ -43,6 +50,13 @@ ENTRIES: tuple[Entry, ...] = (
     tse_formulas.ENTRY,
     tse_spectral_gap.ENTRY,
     depth_map.ENTRY,
+    trained_depth80.ENTRY,
+    trained_skipless.ENTRY,
+    *trained_vits.ENTRIES,
+    trained_language_depth.ENTRY,
+    trained_language_gpt2.ENTRY,
+    trained_language_violins.ENTRY,
+    trained_language_xl.ENTRY,
 )
 
 
@@ -52,7 +66,7 @@ def list_entries() -> list[tuple[str, str]]:
 
 
 def run_entries(ids: str | Sequence[str], out: str | os.PathLike[str] = "results", **options: Any) -> bool:
-    """Run entries by id, "init" or "all"; whether every shape claim holds. Options: see ``runner.run_entries``."""
+    """Run entries by id, "init", "trained" or "all"; whether every shape claim holds; see ``runner``."""
     return runner.run_entries(ids, out, entries=ENTRIES, **options)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from leadline.data.vision import load_cifar10, prepare
 from leadline.errors import LeadlineError, check_choice
 
 Progress = Callable[[int, int], None]  # (done, total)
+Item = TypeVar("Item")
+Found = TypeVar("Found")
+BUDGETS = ("short", "full")  # of entries that train: minutes on one GPU, or what the paper did
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class Result:
     tables: dict[str, list[dict[str, Any]]]  # name: rows, a CSV file each
     plot: Callable[[], Any]
     notes: list[str] = field(default_factory=list)  # sentences that follow from the numbers, for the page
+    shown: list[dict[str, str]] = field(default_factory=list)  # a table as a paper prints it, for the page
 
     def __post_init__(self) -> None:
         self.claims = list(self.claims)
@@ -81,6 +86,10 @@ class Context:
     data: Path | None = None
     embedded: bool = False
     progress: Progress = lambda done, total: None
+    out: Path = Path("results")  # trained runs are kept below it, and entries share them
+    jobs: int = 1  # training runs at a time
+    until: float | None = None  # time.monotonic() after which no further run is begun
+    say: Callable[[str], None] = lambda line: None  # a line for people, such as a run that has ended
 
     def generator(self, stream: int = 0) -> torch.Generator:
         """Random numbers on the device; each ``stream`` of a seed is its own sequence."""
@@ -96,6 +105,32 @@ class Context:
             found = load_cifar10("test", self.data, count).images
         return prepare(found, size).to(self.device)
 
+    def map(self, work: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:
+        """``work`` of every item, in order, and a step of progress for each.
+
+        On a CPU a thread takes an item at a time, as many as torch has threads, and no operation is split: matrices
+        this small gain little from that and lose much when the cores are shared. The numbers do not depend on how many
+        threads there are, as long as ``work`` draws from a generator of its own or inside ``hop_nets.seeded``.
+        """
+        threads = torch.get_num_threads()
+        workers = 1 if self.device.type != "cpu" else min(threads, len(items))
+
+        def quietly(item: Item) -> Found:
+            with torch.no_grad():  # holds for one thread only
+                return work(item)
+
+        torch.set_num_threads(1)
+        pool = ThreadPoolExecutor(max(workers, 1))
+        try:
+            pending = [pool.submit(quietly, item) for item in items]
+            for done, future in enumerate(as_completed(pending), start=1):
+                future.result()  # an error stops the rest
+                self.progress(done, len(items))
+            return [future.result() for future in pending]
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(threads)
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -107,6 +142,14 @@ class Entry:
     setting: Mapping[str, Any]
     group: str = "init"
     images: bool = False  # whether it needs CIFAR-10
+    budgets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what "short" and "full" change in it
+
+    def with_budget(self, budget: str) -> Entry:
+        """This entry with the sizes of a budget; one that trains nothing has but one."""
+        check_choice("budget", budget, BUDGETS)
+        if not self.budgets:
+            return self
+        return replace(self, setting={**self.setting, **self.budgets[budget], "budget": budget}, budgets={})
 
     def full_setting(self, seed: int, device: torch.device, embedded: bool) -> dict[str, Any]:
         """The setting as summary.json holds it: what decides the numbers."""

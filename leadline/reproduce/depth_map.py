@@ -20,6 +20,7 @@ from leadline.reproduce.plots import panels
 AXES = (("alpha_prime", "alpha"), ("tau", "alpha"), ("gain", "alpha"))  # what the maps span, across and up
 RANGES = {"alpha": (0.0, 0.9), "alpha_prime": (0.0, 0.9), "tau": (0.0, 0.6), "gain": (0.1, 2.5)}
 TITLES = {"post": "post-norm", "pre": "pre-norm", "post, no skip": "post-norm, no skip"}
+LINES = (2, 5, 10, 20, 50, 100)  # depths at which the maps have a line
 LABELS = {"alpha": r"$\alpha$", "alpha_prime": r"$\alpha'$", "tau": r"$\tau$", "gain": "gain"}
 MEASURED = {
     "alpha_prime": [(0.0, 0.0), (0.5, 0.0), (0.85, 0.0), (0.0, 0.3), (0.0, 0.6), (0.0, 0.1), (0.5, 0.5), (0.85, 0.8)],
@@ -109,12 +110,13 @@ def grid(placement: str, across: str, up: str, setting: Any) -> tuple[list[float
 def run(context: Context) -> Result:
     setting = context.setting
     level, depth = setting["level"], setting["depth"]
-    table = []
     chosen = [point for point in points() if point.placement in setting["placements"]]
     distinct = list(dict.fromkeys(chosen))
-    for done, point in enumerate(distinct, start=1):
-        table.append({**asdict(point), "predicted": predict(point, setting), "measured": measure(context, point)})
-        context.progress(done, len(distinct))
+    measured = context.map(lambda point: measure(context, point), distinct)
+    table = [
+        {**asdict(point), "predicted": predict(point, setting), "measured": at_block}
+        for point, at_block in zip(distinct, measured, strict=True)
+    ]
     both = [(float(row["predicted"]), float(row["measured"])) for row in table]
     correlation = rank_correlation([p for p, _ in both], [m for _, m in both])
     seen = [(p, m) for p, m in both if max(p, m) <= depth]
@@ -148,20 +150,26 @@ def run(context: Context) -> Result:
                 image = axis.pcolormesh(
                     xs, ys, values, norm=colours, cmap="viridis", shading="nearest", rasterized=True
                 )
+                if values.amin() < values.amax():  # lines at round depths: the map reads without colour too
+                    drawn = axis.contour(xs, ys, values, LINES, colors="black", linewidths=0.7)
+                    axis.clabel(drawn, fontsize=7, fmt="%g")
                 for row in table:
                     base = asdict(Point(placement))
                     if all(row[k] == v for k, v in base.items() if k not in (across, up)):
+                        axis.scatter(row[across], row[up], c="black", s=80, clip_on=False, zorder=3)
                         axis.scatter(row[across], row[up], c=[row["measured"]], norm=colours, cmap="viridis", s=42,
-                                     edgecolors="white", linewidths=1.2, clip_on=False, zorder=3)  # fmt: skip
+                                     edgecolors="white", linewidths=1.2, clip_on=False, zorder=4)  # fmt: skip
                 axis.set(xlabel=LABELS[across], ylabel=LABELS[up], title=TITLES[placement])
                 axis.grid(False)
             mine = [(row["predicted"], row["measured"]) for row in table if row["placement"] == placement]
             line[-1].plot([1, depth + 1], [1, depth + 1], color="grey", linewidth=0.8)
             line[-1].scatter(*zip(*mine, strict=True), s=18, c="#0072B2", alpha=0.7)
-            line[-1].set(xscale="log", yscale="log", xlabel="predicted depth", ylabel="measured depth")
-        figure.colorbar(
-            image, ax=axes, shrink=0.5, label=f"blocks until t_sim > {level:g} ({depth + 1}: not within {depth})"
-        )
+            line[-1].set(xscale="log", yscale="log", xlim=(0.8, 1.4 * depth), ylim=(0.8, 1.4 * depth))
+            line[-1].set(xlabel="predicted depth", ylabel="measured depth", title=TITLES[placement])
+            for side in (line[-1].xaxis, line[-1].yaxis):
+                side.set_major_formatter("{x:g}")
+        label = f"blocks until t_sim > {level:g}; {depth + 1}: not within {depth}; rings: measured"
+        figure.colorbar(image, ax=axes, shrink=0.5, label=label, format="{x:g}")
         return figure
 
     return Result(claims, {"points": table}, plot, notes)

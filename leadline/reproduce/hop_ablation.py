@@ -13,6 +13,7 @@ from leadline.reproduce.hop_nets import WIDTHS, by_layer, network
 from leadline.reproduce.plots import panels
 
 MEASURES = {"residual": normalized_residual, "diversity": token_diversity}
+LABELS = {"residual": "normalised residual", "diversity": "token diversity"}
 
 
 def measure(context: Context) -> dict[str, Tensor]:
@@ -20,16 +21,15 @@ def measure(context: Context) -> dict[str, Tensor]:
     setting = context.setting
     pixels = context.images(setting["count"], setting["image_size"])
     grid = setting["grid"]
-    total, done = len(grid) ** 2 * setting["seeds"], 0
-    values = torch.zeros(len(MEASURES), len(grid), len(grid), setting["depth"])
-    for seed in range(setting["seeds"]):
-        for i, alpha in enumerate(grid):
-            for j, alpha_prime in enumerate(grid):
-                model = network(context, context.seed + seed, setting["init"], alpha, alpha_prime)
-                found = by_layer(model, pixels, lambda x: torch.stack([f(x) for f in MEASURES.values()]))
-                values[:, i, j] += found.mean(-1).T.cpu() / setting["seeds"]
-                done += 1
-                context.progress(done, total)
+
+    def at(job: tuple[float, float, int]) -> Tensor:
+        alpha, alpha_prime, seed = job
+        model = network(context, context.seed + seed, setting["init"], alpha, alpha_prime)
+        return by_layer(model, pixels, lambda x: torch.stack([f(x) for f in MEASURES.values()])).mean(-1).cpu()
+
+    jobs = [(alpha, alpha_prime, seed) for alpha in grid for alpha_prime in grid for seed in range(setting["seeds"])]
+    values = torch.stack(context.map(at, jobs))  # (alphas alpha_primes seeds, depth, measures)
+    values = values.unflatten(0, (len(grid), len(grid), -1)).mean(2).movedim(-1, 0)
     return dict(zip(MEASURES, values, strict=True))
 
 
@@ -96,9 +96,9 @@ def run(context: Context) -> Result:
                     axis.text(j, i, text, ha="center", va="center", fontsize=6, color="w" if value < 0.6 else "k")
             axis.set_xticks(range(len(grid)), [f"{p:g}" for p in grid])
             axis.set_yticks(range(len(grid)), [f"{a:g}" for a in grid])
-            axis.set(xlabel=r"$\alpha'$", ylabel=r"$\alpha$", title=f"{name}, depth {level}")
+            axis.set(xlabel=r"$\alpha'$", ylabel=r"$\alpha$", title=f"{LABELS[name]}, depth {level}")
             axis.grid(False)
-        figure.colorbar(image, ax=axes, shrink=0.6)
+        figure.colorbar(image, ax=axes, shrink=0.6, label="normalised residual or token diversity")
         return figure
 
     return Result(claims, {"grid": table}, plot, notes)

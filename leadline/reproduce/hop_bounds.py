@@ -17,6 +17,8 @@ from leadline.theory import AttentionLayer, LayerBound, largest_leaf, layer_boun
 
 SHARP = math.log(10.0)  # within a factor 10 of the truth
 LOG10 = math.log(10.0)
+FORMS = {"repaired": "--", "printed": ":"}  # and how they are drawn
+WINDOW = (-30.0, 50.0)  # powers of ten that a panel shows
 
 
 def shrink(model: ViT, scale: float) -> ViT:
@@ -81,22 +83,28 @@ def counter_examples(width: int) -> list[dict[str, Any]]:
 def run(context: Context) -> Result:
     setting = context.setting
     pixels = context.images(setting["count"], setting["image_size"])
-    scales, depth = setting["scales"], setting["depth"]
-    nets: dict[tuple[float, str, str], list[LayerBound]] = {}
-    start: dict[float, Tensor] = {}
-    total, done = len(scales) * (len(COLUMNS) + 2), 0
-    for scale in scales:
-        for column, (alpha, alpha_prime) in COLUMNS.items():
-            model = shrink(network(context, context.seed, setting["init"], alpha, alpha_prime), scale)
-            start[scale] = mixed_norm(residual(model.embed(pixels)[0].double())).log()
-            for form in ("repaired",) if alpha else ("repaired", "printed"):
-                nets[scale, column, form] = network_bound(model, pixels, form=form)
-                done += 1
-                context.progress(done, total)
+    scales = setting["scales"]
+    keys = [
+        (scale, column, form)
+        for scale in scales
+        for column, (alpha, _) in COLUMNS.items()
+        for form in FORMS
+        if form == "repaired" or not alpha  # the printed bounds know no alpha
+    ]
+
+    def bound_of(key: tuple[float, str, str]) -> tuple[list[LayerBound], Tensor]:
+        """The bound of each layer, and log ||res|| of what enters the net."""
+        scale, column, form = key
+        model = shrink(network(context, context.seed, setting["init"], *COLUMNS[column]), scale)
+        return network_bound(model, pixels, form=form), mixed_norm(residual(model.embed(pixels)[0].double())).log()
+
+    found = context.map(bound_of, keys)
+    nets = {key: bounds for key, (bounds, _) in zip(keys, found, strict=True)}
+    start = found[0][1]  # all nets embed alike
     table, verdicts = [], {}
     for (scale, column, form), bounds in nets.items():
         for bound in bounds:
-            said = verdicts[scale, column, form, bound.layer] = verdict(bound, start[scale])
+            said = verdicts[scale, column, form, bound.layer] = verdict(bound, start)
             table.append({
                 "scale of weights": scale, "column": column, "form": form, "layer": bound.layer,
                 "log10 bound": bound.log_bound.max().item() / LOG10,
@@ -135,34 +143,54 @@ def run(context: Context) -> Result:
     ]
 
     def plot() -> Any:
-        figure, axes = panels(len(scales), rows=2, width=3.6, height=2.8)
-        x = range(1, depth + 1)
+        figure, axes = panels(len(scales), rows=2, width=3.8, height=3.0)
+        looks = dict(zip(COLUMNS, styles(), strict=False))
         for i, scale in enumerate(scales):
             for row, columns in enumerate((("standard", "alpha' only"), ("alpha only", "both"))):
                 axis = axes[row * len(scales) + i]
-                lines = styles()
-                for column in columns:
-                    measured = nets[scale, column, "repaired"]
-                    style = next(lines)
-                    seen = [b.log_residual.max().item() / LOG10 if b.above_noise.all() else math.nan for b in measured]
-                    axis.plot(x, seen, label=f"{column}: residual", **style)
-                    for form, dash in (("repaired", "--"), ("printed", ":")):
+                for column, width in zip(columns, (4.0, 1.6), strict=True):
+                    for form in FORMS:
                         if (scale, column, form) in nets:
-                            said = [b.log_bound.max().item() / LOG10 for b in nets[scale, column, form]]
-                            thin = {**style, "linestyle": dash, "marker": "", "linewidth": 1.2}
-                            axis.plot(x, said, label=f"{column}: {form}", **thin)
-                axis.set(xlabel="layer", title=f"weights x {scale:g}")
-                axis.xaxis.get_major_locator().set_params(integer=True)
-                limits = axis.get_ylim()
-                if max(map(abs, limits)) > 50:
-                    axis.set_yscale("symlog", linthresh=10)
-                    axis.set_ylim(limits)
+                            look = {**looks[column], "linewidth": width}
+                            _draw(axis, nets[scale, column, form], form, look, column)
+                _finish(axis, f"{' and '.join(columns)}\nweights x {scale:g}")
                 if i == 0:
-                    axis.set_ylabel(r"$\log_{10}\|res\|_{1,\infty}$")
-                    axis.legend(frameon=False, fontsize=6)
+                    axis.set_ylabel(r"$\|res\|_{1,\infty}$ and bounds")
+        lines = {line.get_label(): line for axis in axes for line in axis.lines}
+        figure.legend(lines.values(), lines, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
         return figure
 
     return Result(claims, {"bounds": table, "counter-examples": examples}, plot, notes)
+
+
+def _draw(axis: Any, bounds: list[LayerBound], form: str, style: dict[str, Any], column: str) -> None:
+    """A bound as a line, and once for each net its residual as markers; two nets of nearly the same lines in one panel
+    differ in width, so that both show."""
+    x = range(1, len(bounds) + 1)
+    said = [bound.log_bound.max().item() / LOG10 for bound in bounds]
+    axis.plot(x, said, label=f"{column}: {form}", **{**style, "linestyle": FORMS[form], "marker": ""})
+    if form == "repaired":
+        seen = [b.log_residual.max().item() / LOG10 if b.above_noise.all() else math.nan for b in bounds]
+        size = 3 + style["linewidth"]
+        axis.plot(x, seen, label=f"{column}: residual", **{**style, "linestyle": "", "markersize": size})
+
+
+def _finish(axis: Any, title: str) -> None:
+    """Powers of ten as labels. A bound that leaves the window is far outside: what it comes to is written there."""
+    low, high = WINDOW
+    last = max((line.get_ydata()[-1] for line in axis.lines), default=0.0)
+    least = min((value for line in axis.lines for value in line.get_ydata() if math.isfinite(value)), default=0.0)
+    if last > high:
+        axis.text(0.97, 0.93, f"bounds rise to\n$10^{{{last:,.0f}}}$", transform=axis.transAxes, fontsize=8, ha="right",
+                  va="top")  # fmt: skip
+    if least < low:
+        axis.text(0.97, 0.93, f"least bound falls\nto $10^{{{least:,.0f}}}$", transform=axis.transAxes, fontsize=8,
+                  ha="right", va="top")  # fmt: skip
+    axis.set_ylim(max(axis.get_ylim()[0], low), min(axis.get_ylim()[1], high))
+    axis.yaxis.set_major_formatter(lambda value, _: f"$10^{{{value:g}}}$")
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.set_title(title, fontsize=10)
+    axis.set_xlabel("layer")
 
 
 def _finite(value: float) -> float | None:

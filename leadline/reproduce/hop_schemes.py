@@ -40,15 +40,15 @@ def measure(context: Context) -> dict[str, Tensor | str]:
     """By scheme: (4, depth), or why its implicit step has no solution."""
     setting = context.setting
     pixels = context.images(setting["count"], setting["image_size"])
-    found: dict[str, Tensor | str] = {}
-    for done, scheme in enumerate(SCHEMES, start=1):
+
+    def solve(scheme: str) -> Tensor | str:
         model = network(context, context.seed, setting["init"], setting["alpha"], setting["alpha_prime"], scheme=scheme)
         try:
-            found[scheme] = by_layer(model, pixels)
+            return by_layer(model, pixels)
         except LeadlineError as error:
-            found[scheme] = str(error)
-        context.progress(done, len(SCHEMES))
-    return found
+            return str(error)
+
+    return dict(zip(SCHEMES, context.map(solve, SCHEMES), strict=True))
 
 
 def growth(sizes: Tensor) -> float:
@@ -104,21 +104,23 @@ def run(context: Context) -> Result:
         for row, name in enumerate(MEASURES):
             for column, visible in enumerate(KINDS):
                 axis = axes[len(KINDS) * row + column]
-                for width, hidden, style in zip((4.5, 1.4, 3.0, 1.2), KINDS, styles(), strict=False):
+                for width, hidden, style in zip((4.5, 1.4, 3.0, 1.8), KINDS, styles(), strict=False):
                     values = solved.get(f"{visible}-{hidden}")
                     if values is not None:  # wide lines first: lines that coincide show below each other
                         axis.plot(x, values[row], label=hidden, **{**style, "linewidth": width, "marker": ""})
                 if row in (1, 2):
                     axis.set_yscale("log")
                 else:
-                    axis.set_ylim(-0.03, None if row else 1.03)
+                    axis.set_ylim(-0.03, 1.03)
                 if row == 0:
                     axis.set_title(f"visible: {visible}", fontsize=9)
                 if column == 0:
                     axis.set_ylabel(name)
                 if row == len(MEASURES) - 1:
                     axis.set_xlabel("layer")
-        axes[0].legend(frameon=False, fontsize=7, title="hidden", title_fontsize=7)
+        lines = {line.get_label(): line for axis in axes for line in axis.lines}
+        names = [f"hidden: {name}" for name in lines]
+        figure.legend(lines.values(), names, loc="outside lower center", ncols=len(KINDS), frameon=False)
         return figure
 
     return Result(claims, {"schemes": table}, plot, notes)

@@ -18,7 +18,7 @@ from leadline.data.vision import load_cifar10
 from leadline.errors import LeadlineError, unknown_name
 from leadline.reproduce import store
 from leadline.reproduce.base import Context, Entry
-from leadline.reproduce.page import write_page
+from leadline.reproduce.page import check_page, write_page
 
 EMBEDDED = "Run on scikit-learn's digits in place of CIFAR-10: the papers' digits are not comparable."
 
@@ -35,6 +35,9 @@ def run_entries(
     force: bool = False,
     console: Console | None = None,
     page: str | os.PathLike[str] | None = None,
+    budget: str = "short",
+    jobs: int = 1,
+    minutes: float | None = None,
 ) -> bool:
     """Run the entries that ``ids`` names, each into its own folder under ``out``; whether every shape claim holds.
 
@@ -43,12 +46,20 @@ def run_entries(
     embedded  scikit-learn's digits in place of CIFAR-10.
     device    "cpu", "cuda", ...; None: a GPU if there is one.
     page      write what was found into this Markdown file, pictures beside it.
+    budget    "short" or "full", for entries that train.
+    jobs      training runs at a time, each in a process of its own; they are kept one by one under ``out``.
+    minutes   begin no further training run after this time; what is finished counts the next time.
 
     Without CIFAR-10 the entries that need it are left out, and an error says so after the others have run.
     """
     console = console or Console()
-    chosen = choose(ids, entries)
+    if jobs < 1:
+        raise LeadlineError(f"jobs is {jobs}; it must be at least 1")
+    until = None if minutes is None else time.monotonic() + 60 * minutes
+    chosen = [entry.with_budget(budget) for entry in choose(ids, entries)]
     where = _device(device)
+    if page is not None:
+        check_page(page)
     summaries: list[dict[str, Any]] = []
     missing = _missing_images(chosen, data, embedded)
     for entry in chosen:
@@ -65,12 +76,29 @@ def run_entries(
             if entry.images and embedded:
                 console.print(f"[yellow]{EMBEDDED}[/]")
             store.fresh(folder)
-            summary = _run(entry, setting, folder, seed, where, data, embedded, console)
+            context = Context(
+                entry.setting,
+                seed,
+                where,
+                None if data is None else Path(data),
+                embedded,
+                out=Path(out),
+                jobs=jobs,
+                until=until,
+            )
+            try:
+                summary = _run(entry, setting, folder, context, console)
+            except KeyboardInterrupt:
+                console.print("Interrupted. What is finished is kept; the same command goes on with the rest.")
+                raise
         _show(summary, console)
         summaries.append(summary)
     holds = _conclude(summaries, console)
     if page is not None:
-        write_page(out, page, [entry.id for entry in entries])
+        trained = [entry.id for entry in chosen if entry.group != "init"]
+        init = [entry.id for entry in entries if entry.group == "init"]
+        options = _options(data, embedded, seed, device)
+        write_page(out, page, trained or init, bool(trained), options)
     if missing is not None:
         raise missing
     return holds
@@ -92,26 +120,17 @@ def _run(
     entry: Entry,
     setting: dict[str, Any],
     folder: Path,
-    seed: int,
-    device: torch.device,
-    data: str | os.PathLike[str] | None,
-    embedded: bool,
+    context: Context,
     console: Console,
 ) -> dict[str, Any]:
     started = time.perf_counter()
     columns = (TextColumn("  "), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bars, torch.no_grad():
         task = bars.add_task("", total=None)
-        context = Context(
-            entry.setting,
-            seed,
-            device,
-            None if data is None else Path(data),
-            embedded,
-            lambda done, total: bars.update(task, completed=done, total=total),
-        )
+        context.progress = lambda done, total: bars.update(task, completed=done, total=total)
+        context.say = lambda line: bars.console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
         result = entry.run(context)
-    if entry.images and embedded:
+    if entry.images and context.embedded:
         result.notes.insert(0, EMBEDDED)
     return store.store(entry, result, setting, time.perf_counter() - started, folder)
 
@@ -153,6 +172,13 @@ def _conclude(summaries: list[dict[str, Any]], console: Console) -> bool:
     for line in false:
         console.print(f"[bold red]does not hold:[/] {escape(line)}")
     return not false
+
+
+def _options(data: str | os.PathLike[str] | None, embedded: bool, seed: int, device: str | None) -> str:
+    """The options of the command as a page gives them; a folder of this machine would say nothing to others."""
+    given = {"--data FOLDER": data is not None and not embedded, "--embedded": embedded, f"--seed {seed}": seed != 0}
+    given[f"--device {device}"] = device is not None
+    return "".join(f" {option}" for option, wanted in given.items() if wanted)
 
 
 def _device(name: str | None) -> torch.device:

@@ -39,6 +39,7 @@ def store(entry: Entry, result: Result, setting: Mapping[str, Any], seconds: flo
         "seconds": round(seconds, 2),
         "claims": claims_as_dicts(result.claims),
         "notes": result.notes,
+        "shown": result.shown,
         "files": [*(f"{name}.csv" for name in result.tables), "figure.png", "figure.svg"],
         "environment": environment(),
     }
@@ -70,6 +71,7 @@ def fresh(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SUMMARY).unlink(missing_ok=True)
+        (folder / f"{SUMMARY}.new").touch()  # whether files can be written is better known before the run
     except OSError as error:
         raise LeadlineError(f"--out {folder} cannot be made ({error.strerror}); give a folder to write to") from error
 

@@ -38,16 +38,14 @@ def measure(context: Context, family: str, ids: Tensor, labels: Tensor | None) -
     The paper does not name its loss; here it is cross-entropy of the words ``labels``, through the tied embedding.
     """
     model = build(context, family)
-    depth = context.setting["depth"]
     similarity, cosine = [], []
     with torch.set_grad_enabled(labels is not None):
         x, rope = model.embed(ids)
         state = None
-        for done, block in enumerate(model.blocks.layers(), start=1):
+        for block in model.blocks.layers():
             x, state = block(x, state, rope=rope)
             similarity.append(token_similarity(x.detach()).mean())
             cosine.append(token_cosine(x.detach()).mean())
-            context.progress(done, depth)
         found = {"similarity": torch.stack(similarity).cpu(), "cosine": torch.stack(cosine).cpu()}
         if labels is not None:
             squares = [torch.zeros((), device=context.device) for _ in model.blocks]
@@ -71,10 +69,9 @@ def run(context: Context) -> Result:
     generator = context.generator()
     shape = (setting["samples"], setting["tokens"])
     ids, labels = (torch.randint(setting["vocab"], shape, generator=generator, device=context.device) for _ in range(2))
-    found = {
-        "BERT": measure(context, "Bert", ids, labels),
-        "ALBERT": measure(context, "Albert", ids, None),
-    }
+    families = {"BERT": ("Bert", labels), "ALBERT": ("Albert", None)}
+    measured = context.map(lambda family: measure(context, family[0], ids, family[1]), list(families.values()))
+    found = dict(zip(families, measured, strict=True))
     gradient = found["BERT"]["gradient"]
     factor = (gradient.max() / gradient.min()).item()
     claims: list[Claim] = []

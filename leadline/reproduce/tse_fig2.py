@@ -15,19 +15,20 @@ from leadline.reproduce.plots import panels, styles
 
 STEPS = ("SA + residual", "LN", "FFN + residual", "LN (second)")
 LAST = 5  # blocks over which the final r is averaged
+STREAM = 1000  # random streams an experiment may use, one a chunk of trials
 
 
 def measure(context: Context, gain: float, trials: int, depth: int, stream: int, full: bool) -> dict[str, Tensor]:
     """Quantities by block, (depth, trials) each; "ratios" is (4, depth, trials)."""
     setting = context.setting
     sizes = Sizes(*(setting[name] for name in Sizes._fields))
-    generator = context.generator(stream)
-    chunks: list[dict[str, Tensor]] = []
-    for start in range(0, trials, setting["chunk"]):
+
+    def some(start: int) -> dict[str, Tensor]:
+        generator = context.generator(STREAM * stream + start)
         count = min(setting["chunk"], trials - start)
         X = draw_tokens(sizes, count, generator)
         rows: dict[str, list[Tensor]] = {name: [] for name in ("similarity", "rate", "ratios", "delta", "omega")}
-        for block in range(depth):
+        for _ in range(depth):
             steps = post_norm(X, draw_weights(sizes, (count,), generator), sizes.heads, gain)
             rows["similarity"].append(token_similarity(X))
             rows["rate"].append(escalation_rate(X, steps.y1))
@@ -38,8 +39,9 @@ def measure(context: Context, gain: float, trials: int, depth: int, stream: int,
                 rows["delta"].append(delta(steps.P, method="iterative").mean(-1))
                 rows["omega"].append(omega(X, steps.P).mean(-1))
             X = steps.y4
-            context.progress(start * depth + (block + 1) * count, trials * depth)
-        chunks.append({name: torch.stack(values, dim=-2) for name, values in rows.items() if values})
+        return {name: torch.stack(values, dim=-2) for name, values in rows.items() if values}
+
+    chunks = context.map(some, range(0, trials, setting["chunk"]))
     return {name: torch.cat([chunk[name] for chunk in chunks], dim=-1).cpu() for name in chunks[0]}
 
 
@@ -123,7 +125,7 @@ ENTRY = Entry(
         **Sizes()._asdict(),
         "depth": 20,
         "trials": 50,
-        "chunk": 10,
+        "chunk": 5,
         "gains": [[0.5, 30], [2.0, 20]],
         "gain_trials": 6,
     },

@@ -37,13 +37,14 @@ def measure(context: Context) -> dict[str, Tensor]:
     generator = context.generator()
     X0 = draw_tokens(sizes, 1, generator)
     fixed = [draw_weights(sizes, (), generator) for _ in range(depth)]
-    chunks = []
-    for start in range(0, trials, setting["chunk"]):
+
+    def some(start: int) -> dict[str, Tensor]:
+        own = context.generator(1 + start)
         count = min(setting["chunk"], trials - start)
         X = X0.expand(count, -1, -1)
         rows: dict[str, list[Tensor]] = {name: [] for name in NAMES}
         for block in range(depth):
-            weights = fixed[block]._replace(w=draw_value(sizes, (count,), generator))
+            weights = fixed[block]._replace(w=draw_value(sizes, (count,), own))
             steps = post_norm(X, weights, sizes.heads)
             first, second = energy_ratios(X, steps.y1)
             spread = delta(steps.P, method="iterative").square().mean(-1)
@@ -57,8 +58,9 @@ def measure(context: Context) -> dict[str, Tensor]:
             if start == 0:
                 rows["expected"].append(_expected(X, steps.P))
             X = steps.y4
-            context.progress(start * depth + (block + 1) * count, trials * depth)
-        chunks.append({name: torch.stack(values) for name, values in rows.items() if values})
+        return {name: torch.stack(values) for name, values in rows.items() if values}
+
+    chunks = context.map(some, range(0, trials, setting["chunk"]))
     return {name: torch.cat([chunk[name] for chunk in chunks if name in chunk], dim=-1).cpu() for name in NAMES}
 
 

@@ -19,13 +19,14 @@ def measure(context: Context) -> dict[str, Tensor]:
     """By block, (depth, trials): what enters each block. Both forms get the same tokens and weights."""
     setting = context.setting
     sizes = Sizes(*(setting[name] for name in Sizes._fields))
-    depth, trials, generator = setting["depth"], setting["trials"], context.generator()
-    chunks = []
-    for start in range(0, trials, setting["chunk"]):
+    depth, trials = setting["depth"], setting["trials"]
+
+    def some(start: int) -> dict[str, Tensor]:
+        generator = context.generator(start)
         count = min(setting["chunk"], trials - start)
         pre = post = draw_tokens(sizes, count, generator)
         rows: dict[str, list[Tensor]] = {name: [] for name in ("pre", "post", "expected", "found", *NORMS)}
-        for block in range(depth):
+        for _ in range(depth):
             weights = draw_weights(sizes, (count,), generator)
             steps = pre_norm(pre, weights, sizes.heads)
             normed = layer_norm(pre)
@@ -37,8 +38,9 @@ def measure(context: Context) -> dict[str, Tensor]:
             rows["pre"].append(token_similarity(pre))
             rows["post"].append(token_similarity(post))
             pre, post = steps.y4, post_norm(post, weights, sizes.heads).y4
-            context.progress(start * depth + (block + 1) * count, trials * depth)
-        chunks.append({name: torch.stack(values) for name, values in rows.items()})
+        return {name: torch.stack(values) for name, values in rows.items()}
+
+    chunks = context.map(some, range(0, trials, setting["chunk"]))
     return {name: torch.cat([chunk[name] for chunk in chunks], dim=-1).cpu() for name in chunks[0]}
 
 
@@ -93,5 +95,5 @@ ENTRY = Entry(
     "tse-fig4",
     "TSE figure 4: token similarity and norms in pre-norm blocks",
     run,
-    {**Sizes()._asdict(), "depth": 20, "trials": 20, "chunk": 10},
+    {**Sizes()._asdict(), "depth": 20, "trials": 20, "chunk": 5},
 )

@@ -14,23 +14,23 @@ from leadline.metrics import token_diversity
 from leadline.reproduce.algorithm1 import Sizes, de_escalate, draw_tokens, draw_weights, post_norm
 from leadline.reproduce.base import Claim, Context, Entry, Result
 from leadline.reproduce.plots import COLOURS, panels, styles
+from leadline.reproduce.tse_fig2 import STREAM
 from leadline.theory import critical_tau
 
 
 def measure(
-    context: Context, taus: Sequence[float], trials: int, depth: int, stream: int, work: tuple[int, int]
+    context: Context, taus: Sequence[float], trials: int, chunk: int, depth: int, stream: int
 ) -> tuple[Tensor, Tensor]:
     """Diversity before and after (21) at the end of each block, (taus, depth, trials) each.
 
-    All taus share tokens and weights. ``work`` says where this stands in the whole run: blocks done, blocks in all.
+    All taus share tokens and weights.
     """
     setting = context.setting
     sizes = Sizes(*(setting[name] for name in Sizes._fields))
-    generator = context.generator(stream)
-    done, total = work
-    chunks = []
-    for start in range(0, trials, setting["chunk"]):
-        count = min(setting["chunk"], trials - start)
+
+    def some(start: int) -> Tensor:
+        generator = context.generator(STREAM * stream + start)
+        count = min(chunk, trials - start)
         tokens = [draw_tokens(sizes, count, generator)] * len(taus)
         rows = []
         for _ in range(depth):
@@ -38,10 +38,9 @@ def measure(
             before = [post_norm(X, weights, sizes.heads).y4 for X in tokens]
             tokens = [de_escalate(X, tau) for X, tau in zip(before, taus, strict=True)]
             rows.append(torch.stack([torch.stack([token_diversity(X) for X in at]) for at in (before, tokens)]))
-            done += count * len(taus)
-            context.progress(done, total)
-        chunks.append(torch.stack(rows, dim=2))  # (2, taus, depth, count)
-    before_after = torch.cat(chunks, dim=-1).cpu()
+        return torch.stack(rows, dim=2)  # (2, taus, depth, count)
+
+    before_after = torch.cat(context.map(some, range(0, trials, chunk)), dim=-1).cpu()
     return before_after[0], before_after[1]
 
 
@@ -59,9 +58,8 @@ def run(context: Context) -> Result:
     sizes = Sizes(*(setting[name] for name in Sizes._fields))
     taus, scan, depth, deep = setting["taus"], setting["scan"], setting["depth"], setting["scan_depth"]
     trials, few = setting["trials"], setting["scan_trials"]
-    first, second = depth * trials * len(taus), deep * few * len(scan)
-    before, after = (part.mean(-1) for part in measure(context, taus, trials, depth, 0, (0, first + second)))
-    scanned = measure(context, scan, few, deep, 1, (first, first + second))[1].mean(-1)
+    before, after = (part.mean(-1) for part in measure(context, taus, trials, setting["chunk"], depth, 0))
+    scanned = measure(context, scan, few, 1, deep, 1)[1].mean(-1)
 
     claims = []
     readings = {"after (21)": after, "before (21)": before}
@@ -133,7 +131,7 @@ ENTRY = Entry(
         **Sizes()._asdict(),
         "depth": 20,
         "trials": 20,
-        "chunk": 10,
+        "chunk": 5,
         "taus": [0.1, 0.5, 1.0],
         "scan": [0.1, 0.15, 0.2, 0.225, 0.25, 0.275, 0.3, 0.35, 0.4, 0.5],
         "scan_trials": 4,

@@ -22,15 +22,18 @@ def measure(context: Context) -> dict[str, dict[str, Tensor]]:
     """By formula, quantities (depth, trials); all formulas get the same tokens and weights."""
     setting = context.setting
     sizes = Sizes(*(setting[name] for name in Sizes._fields))
-    depth, trials, generator = setting["depth"], setting["trials"], context.generator()
-    tokens = dict.fromkeys(FORMULAS, draw_tokens(sizes, trials, generator))
-    rows: dict[str, dict[str, list[Tensor]]] = {formula: {name: [] for name in NAMES} for formula in FORMULAS}
-    for block in range(depth):
-        weights = draw_weights(sizes, (trials,), generator)
-        for i, (formula, X) in enumerate(tokens.items(), start=1):
-            steps = post_norm(X, weights, sizes.heads, formula=formula)
+    depth, trials, chunk = setting["depth"], setting["trials"], setting["chunk"]
+
+    def some(job: tuple[str, int]) -> dict[str, Tensor]:
+        formula, start = job
+        generator = context.generator(start)
+        count = min(chunk, trials - start)
+        X = draw_tokens(sizes, count, generator)
+        row: dict[str, list[Tensor]] = {name: [] for name in NAMES}
+        for _ in range(depth):
+            steps = post_norm(X, draw_weights(sizes, (count,), generator), sizes.heads, formula=formula)
             first, second = energy_ratios(X, steps.y1)
-            P, row = steps.P, rows[formula]
+            P = steps.P
             row["similarity"].append(similarity_of(X))
             row["ratio"].append(first / second)
             row["rate"].append(escalation_rate(X, steps.y1))
@@ -41,9 +44,13 @@ def measure(context: Context) -> dict[str, dict[str, Tensor]]:
             row["omega"].append(omega(X, P).mean(-1))
             row["lambda2"].append(second_eigenvalue(P).mean(-1))
             row["mu1"].append(mixing_gains(X, P)[0].mean(-1))
-            tokens[formula] = steps.y4
-            context.progress(block * len(FORMULAS) + i, depth * len(FORMULAS))
-    return {f: {name: torch.stack(values).cpu() for name, values in row.items()} for f, row in rows.items()}
+            X = steps.y4
+        return {name: torch.stack(values) for name, values in row.items()}
+
+    starts = range(0, trials, chunk)
+    parts = iter(context.map(some, [(formula, start) for formula in FORMULAS for start in starts]))
+    chunks = {formula: [next(parts) for _ in starts] for formula in FORMULAS}
+    return {f: {name: torch.cat([part[name] for part in of], -1).cpu() for name in NAMES} for f, of in chunks.items()}
 
 
 def run(context: Context) -> Result:
@@ -101,5 +108,5 @@ ENTRY = Entry(
     "tse-formulas",
     "TSE sections 2.1 and 2.2: escalation under five attention formulas, and Corollary 2.7",
     run,
-    {**Sizes()._asdict(), "depth": 20, "trials": 10, "early": 5},
+    {**Sizes()._asdict(), "depth": 20, "trials": 10, "chunk": 5, "early": 5},
 )

@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from leadline.metrics import mixed_norm, second_eigenvalue
 from leadline.nn.schemes import SCHEMES
 from leadline.reproduce import (
     ENTRIES,
@@ -30,6 +31,7 @@ from leadline.reproduce.base import Context
 
 VIT = {"dim": 24, "heads": 3, "image_size": 32, "patch_size": 8, "depth": 6, "count": 2}
 TSE = {"n": 8, "d": 32, "heads": 4, "ffn": 32, "depth": 6, "trials": 6, "chunk": 4}
+INIT = [entry for entry in ENTRIES if entry.group == "init"]
 TINY: dict[str, dict[str, Any]] = {
     "hop-table1": {**VIT, "seeds": 2},
     "hop-ablation": {**VIT, "seeds": 1, "grid": [0.0, 0.5]},
@@ -42,8 +44,18 @@ TINY: dict[str, dict[str, Any]] = {
     "tse-fig5": {**TSE, "scan": [0.1, 0.4], "scan_trials": 2, "scan_depth": 8},
     "tse-fig8": {"n": 12, "widths": [4, 8], "samples": 10, "times": 4},
     "tse-formulas": {**TSE, "early": 3},
-    "tse-spectral-gap": {"sizes": [4, 8, 32, 64], "trials": 3, "d": 16, "d_head": 8},
-    "depth-map": {"n": 8, "d": 16, "heads": 2, "ffn": 32, "depth": 12, "seeds": 1, "samples": 2, "map": 3},
+    "tse-spectral-gap": {"sizes": [4, 8, 32, 64], "trials": 3, "d": 64, "d_head": 8},
+    "depth-map": {
+        "n": 8,
+        "d": 16,
+        "heads": 2,
+        "ffn": 32,
+        "depth": 12,
+        "seeds": 1,
+        "samples": 2,
+        "map": 3,
+        "placements": ["post", "pre"],
+    },
 }
 IDS = [
     "hop-table1",
@@ -75,11 +87,11 @@ def run(entry: Entry, out: Path, **options: Any) -> dict[str, Any]:
 
 
 def test_all_entries_are_there() -> None:
-    assert [name for name, _ in list_entries()] == IDS
-    assert {entry.group for entry in ENTRIES} == {"init"}
+    assert [entry.id for entry in INIT] == IDS
+    assert list_entries() == [(entry.id, entry.title) for entry in ENTRIES]
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+@pytest.mark.parametrize("entry", INIT, ids=lambda entry: entry.id)
 def test_entry_runs_and_repeats(entry: Entry, tmp_path: Path) -> None:
     """Tables, figures, claims and notes are there, and the same for the same seed."""
     first, again = (run(entry, tmp_path / name) for name in "ab")
@@ -111,7 +123,7 @@ def test_shape_claims_are_those_that_the_papers_make() -> None:
                 claim.kind
                 for claim in entry.run(Context(tiny(entry).setting, 0, torch.device("cpu"), embedded=True)).claims
             }
-            for entry in ENTRIES
+            for entry in INIT
             if entry.id in ("hop-table1", "tse-fig2", "tse-fig4", "tse-fig5", "tse-fig8", "depth-map")
         }
     for name in ("hop-table1", "tse-fig2", "tse-fig4", "tse-fig5"):
@@ -128,6 +140,39 @@ def test_columns_share_their_weights() -> None:
             assert torch.equal(a, b)
     other = hop_nets.network(context, 5, "xavier", 0.0, 0.0)
     assert not torch.equal(next(nets[0].blocks.parameters()), next(other.blocks.parameters()))
+
+
+@pytest.mark.parametrize(("kind", "variance"), [("torch", 1 / 3), ("fan in", 1), ("xavier", 2 * 192 / (192 + 24))])
+def test_redrawn_patches(kind: str, variance: float) -> None:
+    """Only the patches change, and they have the variance that their rule says (times the fan in, 3 x 8 x 8)."""
+    context = Context({**VIT, "depth": 2}, 0, torch.device("cpu"))
+    plain = hop_nets.network(context, 4, "xavier", 0.0, 0.0)
+    other = hop_nets.network(context, 4, "xavier", 0.0, 0.0, redraw=lambda net: hop_nets.redraw_patches(net, kind))
+    assert (192 * other.patch.weight.var()).item() == pytest.approx(variance, rel=0.08)
+    changed = {
+        name for (name, a), b in zip(plain.named_parameters(), other.parameters(), strict=True) if not torch.equal(a, b)
+    }
+    assert changed == {"patch.weight"}
+
+
+def test_rounding_floor_is_that_of_real_tokens() -> None:
+    """The short cut for equal tokens against the metric itself, and float64 has no such floor."""
+    generator = torch.Generator().manual_seed(0)
+    token = torch.randn(64, 24, generator=generator)
+    mean = torch.zeros(64, 24)
+    for _ in range(197):
+        mean += token
+    rest = (token - mean / 197).unsqueeze(1).expand(-1, 197, -1)
+    expected = (mixed_norm(rest) / mixed_norm(token.unsqueeze(1).expand(-1, 197, -1))).mean().item()
+    floor = hop_table1.rounding_floor(197, 24, torch.Generator().manual_seed(0))
+    assert floor == pytest.approx(expected, rel=1e-4)
+    assert 1e-7 < floor < 1e-5
+
+
+def test_bracket() -> None:
+    values = {"a": 0.1, "b": 0.3, "c": 0.7}
+    assert hop_table1.bracket(values, 0.4) == "between 0.3 (b) and 0.7 (c)"
+    assert hop_table1.bracket(values, 0.8).startswith("outside")
 
 
 def test_table_has_the_papers_numbers() -> None:
@@ -179,6 +224,14 @@ def test_two_step_schemes_grow_by_their_root(tmp_path: Path) -> None:
 def test_crossing() -> None:
     assert tse_fig5.crossing([0.1, 0.2, 0.3], [0.0, 0.25, 0.75]) == pytest.approx(0.25)
     assert tse_fig5.crossing([0.1, 0.2], [0.6, 0.7]) is None
+
+
+@pytest.mark.parametrize(("n", "d", "d_head"), [(32, 512, 16), (256, 64, 64), (256, 64, 8)])
+def test_law_of_attention_matrices(n: int, d: int, d_head: int) -> None:
+    """Few tokens, many tokens, and many tokens with narrow heads, which makes no difference."""
+    context = Context({"trials": 6, "d": d, "d_head": d_head}, 0, torch.device("cpu"))
+    P = tse_spectral_gap.matrices(context, "softmax attention", n, context.generator())
+    assert second_eigenvalue(P).mean().item() == pytest.approx(tse_spectral_gap.attention_law(n, d), rel=0.2)
 
 
 def test_fitted_power() -> None:

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from leadline.errors import LeadlineError
-from leadline.reproduce import base, runner, store
+from leadline.reproduce import base, hop_table1, runner, store
 from leadline.reproduce.base import Claim, Context, Entry, Result, above, below, first_above, within
 from leadline.reproduce.page import write_page
 from leadline.reproduce.plots import panels
@@ -122,8 +122,11 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
     def interrupted(context: Context) -> Result:
         raise KeyboardInterrupt
 
+    console = Console(file=io.StringIO(), width=160)
+    entries = [first, replace(second, run=interrupted)]
     with pytest.raises(KeyboardInterrupt):
-        run([first, replace(second, run=interrupted)], tmp_path, seed=1)
+        runner.run_entries("all", tmp_path, entries=entries, seed=1, device="cpu", console=console)
+    assert "the same command goes on" in console.file.getvalue()  # type: ignore[attr-defined]
     assert store.read(tmp_path / "second") is None
     run([first, second], tmp_path, seed=1)
     assert counted.runs == 1
@@ -138,6 +141,40 @@ def test_same_bytes_for_the_same_seed(tmp_path: Path) -> None:
         a, b, c = ((tmp_path / name / "one" / file).read_bytes() for name in "abc")
         assert a == b
         assert a != c
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_map_is_in_order_and_leaves_torch_as_it_was(threads: int) -> None:
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(threads)
+    try:
+        context = Context({}, 0, torch.device("cpu"), progress=lambda done, total: seen.append((done, total)))
+
+        def work(item: int) -> tuple[int, bool, int]:
+            return item * item, torch.is_grad_enabled(), torch.get_num_threads()
+
+        assert context.map(work, range(5)) == [(item * item, False, 1) for item in range(5)]
+        assert seen == [(done, 5) for done in range(1, 6)]
+        with pytest.raises(ZeroDivisionError):
+            context.map(lambda item: 1 // item, [1, 0, 2])
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_numbers_do_not_depend_on_threads(tmp_path: Path) -> None:
+    """Nets are drawn from the one global generator, in whatever order the threads come to it."""
+    setting = {**hop_table1.ENTRY.setting, "dim": 24, "image_size": 32, "patch_size": 16, "depth": 6, "count": 2}
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 4):
+            torch.set_num_threads(threads)
+            context = Context({**setting, "seeds": 2}, 0, torch.device("cpu"), embedded=True)
+            found.append(hop_table1.measure(context))
+    finally:
+        torch.set_num_threads(before)
+    for key, values in found[0].items():
+        assert torch.equal(values, found[1][key])
 
 
 def test_streams_are_independent() -> None:
@@ -200,12 +237,16 @@ def test_choice_of_entries() -> None:
 
 
 def test_bad_device_and_folder(tmp_path: Path) -> None:
-    entry, _ = make()
+    entry, counter = make()
     with pytest.raises(LeadlineError, match="device is 'nonsense'"):
         runner.run_entries("all", tmp_path, entries=[entry], device="nonsense")
     (tmp_path / "file").write_text("")
     with pytest.raises(LeadlineError, match="cannot be made"):
         run([entry], tmp_path / "file")
+    for page in (tmp_path, tmp_path / "file" / "page.md"):  # found out before anything has run
+        with pytest.raises(LeadlineError, match="cannot be written"):
+            run([entry], tmp_path / "out", page=page)
+    assert counter.runs == 0
 
 
 def test_claims() -> None:
@@ -237,6 +278,12 @@ def test_page(tmp_path: Path) -> None:
     assert "- A note." in text
     assert f"torch {torch.__version__}" in text
     assert str(tmp_path) not in text
+    assert "`leadline reproduce init --device cpu --page page.md`" in text
+    same = json.loads(page.with_suffix(".json").read_text())
+    assert same["command"] in text
+    assert [entry["id"] for entry in same["entries"]] == ["good", "bad"]
+    assert same["entries"][1]["claims"] == json.loads((tmp_path / "bad" / "summary.json").read_text())["claims"]
+    assert same["environments"] == [store.environment()]
     picture = page.parent / "init" / "good.png"
     assert picture.read_bytes() == (tmp_path / "good" / "figure.png").read_bytes()
     with pytest.raises(LeadlineError, match="no finished entry"):

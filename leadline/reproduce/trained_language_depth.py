@@ -1,0 +1,135 @@
+"""A deep decoder on text: norms, de-escalation, and the weighted skip and carried scores one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from leadline.reproduce.base import Claim, Context, Entry, Result
+from leadline.reproduce.trained_figures import spread
+from leadline.reproduce.trained_language import (
+    TEXT_SETTING,
+    Found,
+    budget_note,
+    curves_figure,
+    curves_table,
+    difference,
+    figure_of,
+    layers_table,
+    reported,
+    runs_table,
+    said,
+    seeds_of,
+    table_of,
+    text_recipe,
+    train_all,
+)
+
+ALPHA = {"attention": "hopfield", "alpha": 0.5, "alpha_prime": 0.0}
+PRIME = {"attention": "hopfield", "alpha": 0.0, "alpha_prime": 0.5}
+BOTH = {"attention": "hopfield", "alpha": 0.5, "alpha_prime": 0.5}
+ARMS: dict[str, dict[str, Any]] = {
+    "pre-norm": {"norm": "pre"},
+    "post-norm": {"norm": "post"},
+    "de-escalated": {"norm": "post", "de_escalation": 1.0, "de_escalation_at": "ffn-input"},  # causal form
+    "alpha": {"norm": "pre", **ALPHA},
+    "alpha'": {"norm": "pre", **PRIME},
+    "both": {"norm": "pre", **BOTH},
+    "alpha' from scores": {"norm": "pre", **PRIME, "start": "scores"},
+    "post-norm, alpha": {"norm": "post", **ALPHA},
+    "post-norm, alpha'": {"norm": "post", **PRIME},
+}
+
+
+def run(context: Context) -> Result:
+    setting, seeds = context.setting, seeds_of(context)
+    arms = {arm: ARMS[arm] for arm in setting["arms"]}
+    sizes = {name: setting[name] for name in ("depth", "dim", "heads")}
+
+    def recipe(arm: str, seed: int, lr: float) -> dict[str, Any]:
+        return text_recipe(setting, {"name": "gpt2_small", **sizes, **arms[arm]}, seed, lr)
+
+    tried = train_all(
+        context,
+        {(f"{arm}, lr {lr:g}", context.seed): recipe(arm, context.seed, lr) for arm in arms for lr in setting["lrs"]},
+        "text depth",
+    )
+    rates = {arm: min(setting["lrs"], key=lambda lr: _loss(tried, f"{arm}, lr {lr:g}")) for arm in arms}
+    rest = train_all(
+        context,
+        {(f"{arm}, lr {rates[arm]:g}", seed): recipe(arm, seed, rates[arm]) for arm in arms for seed in seeds},
+        "text depth",
+    )
+    found: Found = {arm: rest[f"{arm}, lr {rates[arm]:g}"] for arm in arms}
+    base = found["pre-norm"]
+    notes = [
+        "Validation loss against pre-norm: "
+        + "; ".join(said(arm, kept, base) for arm, kept in found.items() if arm != "pre-norm")
+        + ".",
+        _budget(found),
+        "Learning rates, the better of "
+        + ", ".join(f"{lr:g}" for lr in setting["lrs"])
+        + " by the validation loss of the first seed: "
+        + ", ".join(f"{arm} {lr:g}" for arm, lr in rates.items())
+        + ".",
+        "De-escalation takes the mean of the tokens before each one out of the FFN's input (tau 1), of a post-norm "
+        "decoder, as TSE's figure 7 does without regard to the future. Alpha and alpha' are .5 where they are on.",
+        budget_note(context, found, setting["tokens"] * setting["batch"]),
+    ]
+    tables = {
+        "runs": runs_table(found, seeds),
+        "rates": runs_table(tried, [context.seed]),
+        "curves": curves_table(found, seeds),
+        "layers": layers_table(found),
+    }
+    claims = [*_claims(found), *reported(found)]
+    return Result(claims, tables, lambda: curves_figure(found), notes, shown=table_of(found, "pre-norm"))
+
+
+def _loss(found: Found, arm: str) -> float:
+    values = figure_of(found[arm], "valid_loss")
+    return values[0] if values else float("inf")
+
+
+def _claims(found: Found) -> list[Claim]:
+    """What the papers conclude elsewhere, tried here: reported either way."""
+    wanted = (
+        ("de-escalated against post-norm, validation loss (TSE: lower)", "de-escalated", "post-norm"),
+        ("both against pre-norm, validation loss (HOP: lower)", "both", "pre-norm"),
+    )
+    claims = []
+    for name, ours, other in wanted:
+        if ours in found and other in found:
+            gap = difference(found[ours], found[other])
+            holds = gap is not None and gap[0] < 0
+            claims.append(Claim(name, "digits", None if gap is None else gap[0], None, "below 0", holds))
+    return claims
+
+
+def _budget(found: Found) -> str:
+    """Whether the gap to pre-norm closes as training goes on."""
+    lines = []
+    for arm, kept in found.items():
+        curves = [record["evaluation"] for record in (*kept, *found["pre-norm"]) if not record.diverged]
+        if arm == "pre-norm" or any(record.diverged for record in kept) or min(map(len, curves), default=0) < 2:
+            continue
+        gaps = [
+            spread([r["evaluation"][at]["loss"] for r in kept])[0]
+            - spread([r["evaluation"][at]["loss"] for r in found["pre-norm"] if not r.diverged])[0]
+            for at in (0, -1)
+        ]
+        lines.append(f"{arm} {gaps[0]:+.3f} -> {gaps[1]:+.3f}")
+    return f"The gap to pre-norm at the first and the last evaluation: {', '.join(lines) or 'not measured'}."
+
+
+ENTRY = Entry(
+    "text-depth",
+    "A deep decoder on text: post-norm, pre-norm, de-escalated, alpha, alpha' and both",
+    run,
+    {**TEXT_SETTING, "depth": 48, "dim": 256, "heads": 4, "tokens": 512, "batch": 16, "lrs": [1e-3, 3e-4],
+     "arms": list(ARMS), "compile": "blocks"},
+    group="language",
+    budgets={
+        "short": {"length": "2000 steps", "evaluate": "400 steps"},
+        "full": {"length": "20000 steps", "evaluate": "1000 steps"},
+    },
+)  # fmt: skip

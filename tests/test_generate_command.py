@@ -1,0 +1,214 @@
+"""``leadline generate``: a prompt in, text out, from runs and models; and ``stream_tokens`` behind it."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner
+
+import leadline as ll
+from leadline.cli import app
+from leadline.data.text_store import encode_text
+from leadline.data.text_tokenizers import ByteTokenizer, PairTokenizer, WordTokenizer, save_tokenizer
+from leadline.models.streaming import collect, stream_tokens
+from leadline.training.evaluate import evaluate
+from leadline.training.perplexity import perplexity
+from leadline.training.writing import open_language_model, write
+
+TEXT = "Größe der Tiefe, 水深 und mehr.\n" * 30
+SIZES = {"depth": 2, "dim": 16, "heads": 2, "max_tokens": 24}
+
+
+def build(name="gpt2_small", vocab_size=256, **options):
+    torch.manual_seed(0)
+    extra = {"ffn": 24, "cutoffs": (60,), "memory_length": 500} if name.startswith("transformer_xl") else {}
+    model = ll.create_model(name, **{**SIZES, **extra, "vocab_size": vocab_size, **options}).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def saved(folder, tokenizer=None, **options):
+    tokenizer = tokenizer or ByteTokenizer()
+    build(vocab_size=tokenizer.vocab_size, **options).save(folder)
+    save_tokenizer(tokenizer, folder)
+    return folder
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["generate", *map(str, arguments)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("name", ["gpt2_small", "llama", "transformer_xl_base"])
+def test_writes_what_the_model_generates(tmp_path, name):
+    extra = {"kv_heads": 1, "ffn": 20} if name == "llama" else {}
+    saved(tmp_path, name=name, **extra)
+    model, tokenizer = open_language_model(tmp_path, "cpu")
+    prompt = "The lead"
+    ids = torch.tensor(tokenizer.encode(prompt).astype("int64"))[None]
+    want = tokenizer.decode(model.generate(ids, 12)[0].tolist())
+    for arguments in ((), ("--no-cache",)):
+        assert run(tmp_path, prompt, "--tokens", 12, "--device", "cpu", *arguments).stdout == f"{want}\n"
+    answer = json.loads(run(tmp_path, prompt, "--tokens", 12, "--json").stdout)
+    assert answer["prompt"] + answer["text"] == want
+    assert answer["tokens"] == 12
+
+
+def test_samples_by_seed(tmp_path):
+    saved(tmp_path)
+    options = (tmp_path, "The lead", "--temperature", 1, "--top-k", 40, "--top-p", 0.9, "--json", "--device", "cpu")
+    first, again, other = (json.loads(run(*options, "--seed", seed).stdout)["text"] for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [ByteTokenizer(), PairTokenizer.train([TEXT], 300), WordTokenizer.train([TEXT])], ids=lambda t: t.kind
+)
+def test_pieces_are_whole_characters_and_make_up_the_text(tokenizer):
+    """Whatever the model says, here the text itself byte by byte, comes out as it is read, in whole characters."""
+    ids = tokenizer.encode(TEXT).astype("int64")
+
+    class Parrot(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config, self.at = build().config, 8
+            self.positions, self.weight = build().positions, torch.nn.Parameter(torch.zeros(1))
+            self.positions.limit = None
+
+        def forward(self, fresh, cache=None):
+            self.at += 1
+            logits = torch.zeros(1, 1, tokenizer.vocab_size)
+            logits[0, 0, ids[self.at - 1]] = 1
+            return logits
+
+    prompt = tokenizer.decode(ids[:8].tolist())
+    pieces = list(write(Parrot(), tokenizer, prompt, len(ids) - 8))
+    assert prompt + "".join(pieces) == tokenizer.decode(ids.tolist())
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert len(pieces) > len(TEXT) / 20  # it streams
+
+
+def test_goes_on_beyond_the_positions_it_has():
+    model = build()
+    ids = torch.randint(256, (1, 20))
+    cached, plain = (collect(model, ids, 40, cache=cache) for cache in (True, False))
+    assert cached.shape == (1, 60)
+    assert torch.equal(cached, plain)
+    within = model.generate(ids, 5)
+    assert torch.equal(cached[:, :25], within)
+
+
+def test_one_token_at_a_time_with_the_cache():
+    """After the prompt the model is given single tokens."""
+    model, seen = build(), []
+    model.token.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
+    assert len(list(stream_tokens(model, torch.randint(256, (2, 6)), 7))) == 7
+    assert seen == [6, 1, 1, 1, 1, 1, 1]
+
+
+def test_a_run_a_checkpoint_and_a_model_of_transformers(tmp_path):
+    from leadline.training import parse_recipe, train
+
+    data = tmp_path / "data"
+    data.mkdir()
+    for split in ("train", "valid", "test"):
+        (data / f"{split}.txt").write_text(TEXT)
+    text = {"name": "text", "path": str(data), "tokenizer": "byte", "tokens": 16, "cache": str(tmp_path / "cache")}
+    tree = {
+        "model": {"name": "gpt2_small", "depth": 1, "dim": 8, "heads": 2},
+        "data": text,
+        "length": "4 steps",
+        "batch": {"size": 2},
+        "device": "cpu",
+        "regularise": {"ema": 0.5},
+        "out": str(tmp_path / "run"),
+    }
+    summary = train(parse_recipe(tree))
+    found = [run(tmp_path / place, "The", "--tokens", 5).stdout for place in ("run", f"run/{summary['checkpoint']}")]
+    assert found[0] == found[1]
+    found = evaluate(tmp_path / "run", device="cpu", out=tmp_path / "evaluation")
+    assert found.figures["loss"] == pytest.approx(summary["test_loss"], abs=1e-6)  # the averaged weights
+    assert found.figures["bytes"] == len(TEXT.encode())
+    assert {file.name for file in found.files} == {"evaluation.json", "report.html", "report.json", "violins.png"}
+
+    config = transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=300, n_positions=16)
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    tokenizer = PairTokenizer.train([TEXT], 300)
+    theirs.save_pretrained(tmp_path / "theirs")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.inner).save_pretrained(tmp_path / "theirs")
+    model, read = open_language_model(tmp_path / "theirs", "cpu")
+    ids = torch.tensor(read.encode("Tiefe").astype("int64"))[None]
+    want = theirs.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0, eos_token_id=None)
+    assert run(tmp_path / "theirs", "Tiefe", "--tokens", 5, "--json").exit_code == 0
+    assert torch.equal(model.generate(ids, 5), want)
+
+
+def test_evaluates_on_another_text_with_its_own_tokenizer(tmp_path, monkeypatch):
+    """A vocabulary of the training text, perplexity of a folder that has no training text, as WikiText at hand."""
+    monkeypatch.setenv("LEADLINE_CACHE", str(tmp_path / "cache"))
+    saved(tmp_path / "model", WordTokenizer.train([TEXT]))
+    other = tmp_path / "wiki"
+    other.mkdir()
+    for split in ("valid", "test"):
+        (other / f"wiki.{split}.tokens").write_text(f" {split} der Tiefe , <unk> \n" * 20)
+    arguments = ["evaluate", tmp_path / "model", "--data", other, "--split", "valid", "--stride", 8, "--json"]
+    answer = json.loads(CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False).stdout)
+    assert answer["words"] == 120
+    assert answer["unknown_words"] == pytest.approx(3 / 6)  # "valid", "," and "Tiefe", of which only "Tiefe," is known
+    assert answer["word_perplexity"] == pytest.approx(answer["perplexity"])
+    model, tokenizer = open_language_model(tmp_path / "model", "cpu")
+    text = encode_text((other / "wiki.valid.tokens").read_text(), tokenizer)
+    assert answer["loss"] == pytest.approx(perplexity(model, text, tokenizer, stride=8)["loss"], rel=1e-6)
+    with pytest.raises(ll.LeadlineError, match="give a file or folder of it by --data"):
+        evaluate(tmp_path / "model", device="cpu")
+
+
+def test_memory_may_be_longer_in_evaluation(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEADLINE_CACHE", str(tmp_path / "cache"))
+    saved(tmp_path / "xl", name="transformer_xl_base", memory_length=4)
+    (tmp_path / "test.txt").write_text(TEXT[:200])
+    options = {"data": tmp_path / "test.txt", "device": "cpu", "context": 8}
+    short, long, lanes = (
+        evaluate(tmp_path / "xl", **options, **more).figures["loss"] for more in ({}, {"memory": 64}, {"lanes": 3})
+    )
+    assert len({short, long, lanes}) == 3
+
+
+@pytest.mark.parametrize(
+    ("prepare", "part"),
+    [
+        (lambda p: p / "nowhere", "does not exist; give the folder of a run or of a model"),
+        (lambda p: p, "holds neither a model nor a checkpoint"),
+        (lambda p: (build().save(p), p)[1], "put the model's tokenizer there"),
+        (
+            lambda p: (ll.create_model("vit_tiny", depth=1).save(p), p)[1],
+            "holds a vit model, which does not write text",
+        ),
+        (lambda p: (saved(p), build(vocab_size=9).save(p), p)[2], "they do not belong together"),
+        (lambda p: ((p / "config.json").write_text("{"), p)[1], "config.json cannot be read"),
+        (lambda p: ((p / "config.json").write_text("{}"), p)[1], "cannot be loaded by transformers"),
+    ],
+)
+def test_bad_folders_are_one_clear_line(tmp_path, prepare, part):
+    with pytest.raises(ll.LeadlineError) as error:
+        run(prepare(tmp_path), "The")
+    assert part in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_requests_are_one_clear_line(tmp_path):
+    saved(tmp_path)
+    for arguments, part in (
+        (("", "--tokens", 3), "the prompt is empty"),
+        (("The", "--tokens", 0), "max_new_tokens is 0"),
+        (("The", "--temperature", -1), "temperature is -1"),
+    ):
+        with pytest.raises(ll.LeadlineError, match=part):
+            run(tmp_path, *arguments)
+    with pytest.raises(ll.LeadlineError, match="only Transformer-XL has a memory"):
+        evaluate(tmp_path, data=tmp_path, memory=3, device="cpu")
+    ll.create_model("vit_tiny", depth=1).save(tmp_path / "images")
+    with pytest.raises(ll.LeadlineError, match=r"stride given, but .* holds no language model"):
+        evaluate(tmp_path / "images", stride=3, device="cpu")

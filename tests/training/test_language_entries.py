@@ -1,0 +1,148 @@
+"""The entries on text, run whole at sizes that take seconds."""
+
+import csv
+import json
+
+import pytest
+import torch
+
+import leadline as ll
+from leadline.reproduce import (
+    ENTRIES,
+    Context,
+    trained_language_depth,
+    trained_language_gpt2,
+    trained_language_violins,
+    trained_language_xl,
+)
+from leadline.reproduce.trained_language import difference, said, train_all
+from leadline.reproduce.trained_runs import Record
+from leadline.training.recipe import parse_recipe
+
+TINY = {"length": "3 steps", "evaluate": "1 steps", "dim": 8, "heads": 2, "tokens": 16, "batch": 2, "depth": 2}
+TINY |= {"seeds": 2, "tokenizer": "byte", "vocab_size": None, "probed": 2, "compile": "none"}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    root = tmp_path_factory.mktemp("text")
+    for split, count in (("train", 60), ("valid", 12), ("test", 12)):
+        (root / f"{split}.txt").write_text("".join(f"{split} by the mark {i % 9}\n" for i in range(count)))
+    return root
+
+
+@pytest.fixture
+def context(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("LEADLINE_CACHE", str(text / "cache"))
+    return lambda setting: Context(setting, 0, torch.device("cpu"), text, out=tmp_path)
+
+
+def run(context, entry, **changes):
+    made = context({**entry.setting, **entry.budgets["short"], **TINY, **changes})
+    result = entry.run(made)
+    for claim in result.claims:
+        assert claim.ours is None or isinstance(claim.ours, float)
+    assert all(rows and set(rows[0]) == set(rows[-1]) for rows in result.tables.values())
+    result.plot()
+    return result, made
+
+
+def test_a_deep_decoder_with_the_better_of_two_rates(context):
+    entry = trained_language_depth.ENTRY
+    arms = ["pre-norm", "post-norm", "de-escalated", "both"]
+    result, made = run(context, entry, arms=arms, lrs=[1e-3, 1e-9])
+    tried = {row["arm"]: row["valid_loss"] for row in result.tables["rates"]}
+    for arm in arms:
+        better = min(("0.001", "1e-09"), key=lambda lr, arm=arm: tried[f"{arm}, lr {lr}"])
+        rows = [row for row in result.tables["runs"] if row["arm"] == arm]
+        assert [row["seed"] for row in rows] == [0, 1]
+        assert rows[0]["valid_loss"] == tried[f"{arm}, lr {better}"]
+    assert len(list((made.out / "runs").glob("*.json"))) == 2 * 4 + 4
+    assert {row["arm"] for row in result.tables["layers"]} == set(arms)
+    assert len(result.shown) == 4
+    kept = {path: path.stat().st_mtime_ns for path in (made.out / "runs").iterdir()}
+    assert entry.run(made).tables["runs"] == result.tables["runs"]  # nothing is trained again
+    assert {path: path.stat().st_mtime_ns for path in (made.out / "runs").iterdir()} == kept
+
+
+def test_gpt2_with_carried_scores_and_where_learned_ones_go(context):
+    result, _ = run(
+        context, trained_language_gpt2.ENTRY, seeds=1, arms=["alpha' 0", "alpha' learned", "alpha = alpha' = .5"]
+    )
+    assert len(result.tables["strengths"]) == 2  # layers
+    assert all(0.4 < row["mean"] < 0.6 for row in result.tables["strengths"])
+    shape = next(claim for claim in result.claims if claim.kind == "shape")
+    losses = {row["arm"]: row["valid_loss"] for row in result.tables["runs"]}
+    assert shape.ours == pytest.approx(losses["alpha = alpha' = .5"] - losses["alpha' 0"])
+    assert shape.holds == (shape.ours < 0)
+
+
+def test_violins_of_a_trained_gpt2(context):
+    result, _ = run(context, trained_language_violins.ENTRY, seeds=1)
+    assert {(row["arm"], row["layer"]) for row in result.tables["layers"]} == {
+        (a, n) for a in ("standard", ".5") for n in (0, 1, 2)
+    }
+    assert any("cosine 1" in note for note in result.notes)
+    assert "epochs of the text" in result.plot().get_suptitle()  # the budget stands on the figure
+
+
+def test_transformer_xl_three_ways_and_as_printed(context):
+    result, _ = run(context, trained_language_xl.ENTRY, seeds=1, ffn=16, memory_length=16)
+    assert [row["arm"] for row in result.shown] == list(trained_language_xl.ARMS)
+    assert [claim.kind for claim in result.claims[:3]] == ["shape"] * 3
+
+
+@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.group == "language"], ids=lambda e: e.id)
+def test_the_recipes_are_whole_and_large_enough(entry, text):
+    """At least 20 M parameters, 2,000 steps and 16 M tokens an arm; depth 48 and more where depth is the question."""
+    setting = entry.with_budget("short").setting
+    if entry.id == "tse-fig7":
+        tree = trained_language_xl.recipe(setting, "pre-norm", 0)
+    else:
+        from leadline.reproduce.trained_language import text_recipe
+
+        sizes = {name: setting[name] for name in ("depth", "dim", "heads")}
+        tree = text_recipe(setting, {"name": "gpt2_small", **sizes}, 0, 1e-3)
+    tree["data"]["path"] = str(text)
+    recipe = parse_recipe(tree)
+    with torch.device("meta"):
+        model = ll.create_model(recipe.model.name, **recipe.model_options(), vocab_size=setting["vocab_size"])
+    assert sum(parameter.numel() for parameter in model.parameters()) >= 20e6
+    steps = recipe.length.steps(6_796_714 // setting["tokens"] // setting["batch"], 0)  # tokens of the text at hand
+    assert steps >= 2000
+    assert steps * setting["tokens"] * setting["batch"] >= 16e6
+    if entry.id == "text-depth":
+        assert setting["depth"] >= 48
+
+
+def test_runs_that_diverged_are_told():
+    good = Record("a", {"diverged": None, "valid_loss": 2.0})
+    bad = Record("b", {"diverged": "at step 3", "valid_loss": None})
+    assert difference([good], [good]) == (0.0, 0.0)
+    assert difference([good, bad], [good, good]) is None
+    assert "diverged" in said("b", [bad], [good])
+    worse = Record("c", {"diverged": None, "valid_loss": 2.5})
+    assert said("c", [worse, worse], [good, good]) == "c +0.5000 ± 0.0000 nats (beyond two standard errors)"
+
+
+def test_without_text_it_says_so(tmp_path):
+    with pytest.raises(ll.LeadlineError, match="this entry needs text; give a file or folder of it by --data"):
+        train_all(Context({"probed": 0}, 0, torch.device("cpu"), out=tmp_path), {}, "none")
+
+
+def test_the_command_runs_an_entry(text, tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    from leadline import reproduce
+
+    monkeypatch.setenv("LEADLINE_CACHE", str(text / "cache"))
+    entry = trained_language_gpt2.ENTRY
+    small = {**entry.setting, **TINY, "seeds": 1, "arms": ["alpha' 0", "alpha = alpha' = .5"]}
+    budgets = {"short": {"length": "3 steps", "evaluate": "1 steps"}, "full": {}}
+    monkeypatch.setattr(reproduce, "ENTRIES", (replace(entry, setting=small, budgets=budgets),))
+    reproduce.run_entries("language", tmp_path, data=text, device="cpu", page=tmp_path / "page.md")
+    summary = json.loads((tmp_path / "hop-table2" / "summary.json").read_text())
+    assert summary["setting"]["budget"] == "short"
+    with (tmp_path / "hop-table2" / "runs.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 2
+    assert "hop-table2" in (tmp_path / "page.md").read_text()
