@@ -21,6 +21,7 @@ from leadline.ops.hopfield import linear_kernels as kernels
 from leadline.ops.hopfield.reference import check_heads, check_start
 
 PIECE = 2**27  # bytes of the largest temporary tensor
+FORWARD, GRADIENT = (128, 128, 8, 4), (64, 64, 4, 3)  # queries, keys, warps, stages: the best of a sweep on an H200
 
 
 def unsupported(
@@ -97,14 +98,15 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     out, lse = _outputs(queries[-1])
     table, _, shares = _tables(strengths, v)
+    rows, columns, options = _tuning(v, FORWARD)
     for b, heads in _pieces(queries, queries[0].shape[1] // v.shape[1]):
         q, k, c, values = _side_by_side(queries, keys, table, shares, v, b, heads)
         o = out[b, heads]
         launch = kernels.forward_kernel.prepare(
-            (math.ceil(q.shape[1] / _block(v)), q.shape[0]),
+            (math.ceil(q.shape[1] / rows), q.shape[0]),
             (*values.stride()[:2], *o.stride()[:2], q.shape[1], len(queries)),
-            (shares is not None, causal, mask is not None, dropout, *_constants(v)),
-            **_options(v),
+            (shares is not None, causal, mask is not None, dropout, *_constants(v, rows, columns)),
+            **options,
         )
         launch((q, k, c, values, o, lse[b, heads], None if mask is None else mask[b], _shifted(seed, b, heads)))
     return out, lse
@@ -133,6 +135,7 @@ def _backward(
     _, H, N, D = out.shape
     d_queries, d_keys, d_v = _gradients(queries, keys, v)
     table, weights, shares = _tables(strengths, v)
+    rows, columns, options = _tuning(v, GRADIENT)
     group = H // v.shape[1]
     for b, heads in _pieces(queries, queries[0].shape[1] // v.shape[1]):
         q, k, c, values = _side_by_side(queries, keys, table, shares, v, b, heads)
@@ -142,17 +145,16 @@ def _backward(
         dq = torch.empty(count, N, width, dtype=torch.float32, device=v.device)
         dk = torch.zeros_like(dq)
         dv = torch.zeros(count, N, D, dtype=torch.float32, device=v.device)
-        block = _block(v)
-        strip = max(block, PIECE // (count * N * v.element_size()) // block * block)
+        strip = max(rows, PIECE // (count * N * v.element_size()) // rows * rows)
         for first in range(0, N, strip):
             end = min(N, first + strip)
             seen = end if causal else N
             p, g = (torch.empty(count, end - first, seen, dtype=v.dtype, device=v.device) for _ in range(2))
             launch = kernels.gradient_kernel.prepare(
-                (math.ceil(seen / block), math.ceil((end - first) / block), count),
+                (math.ceil(seen / columns), math.ceil((end - first) / rows), count),
                 (*values.stride()[:2], *do.stride()[:2], first, seen, end - first, N, len(queries)),
-                (shares is not None, causal, mask is not None, dropout, *_constants(v)),
-                **_options(v),
+                (shares is not None, causal, mask is not None, dropout, *_constants(v, rows, columns)),
+                **options,
             )
             padding = None if mask is None else mask[b]
             launch((q, k, c, values, do, lse[b, heads], delta, padding, _shifted(seed, b, heads), p, g))
@@ -279,16 +281,13 @@ def _shifted(seed: Tensor | None, b: int, heads: slice) -> Tensor | None:
     return None if seed is None else seed + 1009 * b + heads.start
 
 
-def _block(v: Tensor) -> int:
-    """Tokens on each side of a program's block of scores."""
-    return 64 if v.dtype == torch.float32 else 128
+def _tuning(v: Tensor, best: tuple[int, int, int, int]) -> tuple[int, int, dict[str, Any]]:
+    """Queries and keys of a program's block of scores, and options of the launch."""
+    rows, columns, warps, stages = (64, 64, 4, 1) if v.dtype == torch.float32 else best
+    return rows, columns, {"num_warps": warps, "num_stages": stages}
 
 
-def _constants(v: Tensor) -> tuple[object, ...]:
+def _constants(v: Tensor, rows: int, columns: int) -> tuple[object, ...]:
     """D, BLOCK_D, BM, BN, PRECISION of the kernels."""
     D, single = v.shape[-1], v.dtype == torch.float32
-    return D, max(16, 1 << (D - 1).bit_length()), _block(v), _block(v), "ieee" if single else "tf32"
-
-
-def _options(v: Tensor) -> dict[str, Any]:
-    return {"num_warps": 4, "num_stages": 1} if v.dtype == torch.float32 else {"num_warps": 8, "num_stages": 3}
+    return D, max(16, 1 << (D - 1).bit_length()), rows, columns, "ieee" if single else "tf32"
