@@ -80,9 +80,9 @@ def run(context: Context) -> Result:
     behind = [b + 1 for b in blocks if mean["excess"][b] <= middle[b]]
     surely = [b + 1 for b in blocks if mean["excess"][b] + 2 * error[b] < middle[b]]
     claims = [
-        Claim("blocks up to t_sim .99 where (16) is closer than (17), beyond two standard errors", "shape",
-              float(len(surely)), 0.0, "0", not surely),
-        Claim("the same, whatever the standard error", "digits", float(len(behind)), 0.0, "0", not behind),
+        Claim("blocks up to t_sim .99 where (16) is closer than (17)", "shape",
+              float(len(behind)), 0.0, "0", not behind),
+        Claim("the same, beyond two standard errors", "digits", float(len(surely)), 0.0, "0", not surely),
         tends("r of the last blocks", mean["rate"], 1.0),
     ]  # fmt: skip
     undecided = [b + 1 for b in blocks if (mean["estimate"] - mean["bound"])[b] < 2 * error[b]]
