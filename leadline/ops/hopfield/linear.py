@@ -12,6 +12,7 @@ strip x N, and large matrix products do the rest, since G meets the queries and 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from leadline.ops.hopfield import linear_kernels as kernels
 from leadline.ops.hopfield.reference import check_heads, check_start
+from leadline.ops.launch import Launch
 
 PIECE = 2**27  # bytes of the largest temporary tensor
 FORWARD, GRADIENT = (128, 128, 8, 4), (64, 64, 4, 3)  # queries, keys, warps, stages: the best of a sweep on an H200
@@ -162,10 +164,10 @@ def _backward(
             _add_product(dk[:, :seen], g.mT, q[:, first:end])
             _add_product(dv[:, :seen], p.mT, do[:, first:end])
         for m, (to_q, to_k) in enumerate(zip(d_queries, d_keys, strict=True)):
-            part, w = slice(m * D, (m + 1) * D), weights[m, heads, None, None]
+            part, w = slice(m * D, (m + 1) * D), weights[m, heads]
             # dk came from the queries as they are in q: weighted already, but for what all layers have in common
-            torch.mul(dq[..., part], w, out=to_q[b, heads])
-            _put(to_k, b, heads, group, dk[..., part], w if shares is None else weights[-1, heads, None, None])
+            _copy(dq[..., part], to_q[b, heads], w)
+            _put(to_k, b, heads, group, dk[..., part], w if shares is None else weights[-1, heads])
         _put(d_v, b, heads, group, dv)
     return d_queries, d_keys, d_v
 
@@ -217,18 +219,17 @@ def _side_by_side(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries and keys (heads, N, L D), strengths (L, 2, heads), values (heads, N, D) of one piece."""
     _, H, N, D = queries[0].shape
-    q = v.new_empty(heads.stop - heads.start, N, len(queries), D)
-    if shares is None:
-        torch.stack([x[b, heads] for x in queries], dim=2, out=q)
-    else:
-        for m, x in enumerate(queries):
-            torch.mul(x[b, heads], shares[m, heads, None, None], out=q[:, :, m])
     group = H // v.shape[1]
     shared = slice(heads.start // group, heads.stop // group)
-    k, values = torch.cat([x[b, shared] for x in keys], dim=-1), v[b, shared]
+    q = v.new_empty(heads.stop - heads.start, N, len(queries), D)
+    k = v.new_empty(shared.stop - shared.start, N, len(queries), D)
+    for m, (from_q, from_k) in enumerate(zip(queries, keys, strict=True)):
+        _copy(from_q[b, heads], q[:, :, m], None if shares is None else shares[m, heads])
+        _copy(from_k[b, shared], k[:, :, m])
+    q, k, values = q.flatten(2), k.flatten(2), v[b, shared]
     if group > 1:
         k, values = k.repeat_interleave(group, dim=0), values.repeat_interleave(group, dim=0)
-    return q.flatten(2), k, table[..., heads].contiguous(), values
+    return q, k, table[..., heads].contiguous(), values
 
 
 def _tables(strengths: list[Tensor], v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -243,7 +244,7 @@ def _tables(strengths: list[Tensor], v: Tensor) -> tuple[Tensor, Tensor, Tensor 
     return (
         to_device(table, torch.float32),
         to_device(weights, torch.float32),
-        to_device(shares, v.dtype) if ready else None,
+        to_device(shares, torch.float32) if ready else None,
     )
 
 
@@ -267,13 +268,34 @@ def _add_product(acc: Tensor, a: Tensor, b: Tensor, beta: int = 1) -> None:
 def _put(to: Tensor, b: int, heads: slice, group: int, grad: Tensor, weight: Tensor | None = None) -> None:
     """Write the gradients (heads, N, D) of keys or values; query heads that share one are added up."""
     place = to[b, heads.start // group : heads.stop // group]
-    if group > 1:
-        grad = (grad if weight is None else grad * weight).unflatten(0, (-1, group)).sum(1)
-        weight = None
-    if weight is None:
-        place.copy_(grad)
+    if group == 1:
+        _copy(grad, place, weight)
     else:
-        torch.mul(grad, weight, out=place)
+        grad = grad if weight is None else grad * weight[:, None, None]
+        place.copy_(grad.unflatten(0, (-1, group)).sum(1))
+
+
+def _copy(x: Tensor, to: Tensor, factor: Tensor | None = None) -> None:
+    """to = factor x, (heads, N, D) with any strides but the last: much faster than torch's general kernels for that."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    launch = _copy_launch(x.device, x.dtype, to.dtype, x.shape, x.stride(), to.stride(), factor is None)
+    launch((x, to, factor))
+
+
+@lru_cache(maxsize=1024)
+def _copy_launch(
+    device: torch.device,
+    x_dtype: torch.dtype,
+    to_dtype: torch.dtype,
+    shape: tuple[int, ...],
+    x: tuple[int, ...],
+    to: tuple[int, ...],
+    plain: bool,
+) -> Launch:
+    """x, to: strides."""
+    heads, N, D = shape
+    grid, block = (math.ceil(N / 64), heads), max(16, 1 << (D - 1).bit_length())
+    return kernels.copy_kernel.prepare(grid, (*x[:2], *to[:2], N), (D, block, 64), num_warps=4)
 
 
 def _shifted(seed: Tensor | None, b: int, heads: slice) -> Tensor | None:

@@ -135,3 +135,18 @@ def gradient_kernel(
             kept = p * keep
         tl.store(P + spots, kept.to(P.dtype.element_ty), mask=at)
         tl.store(G + spots, (p * (dp - delta[:, None])).to(G.dtype.element_ty), mask=at)
+
+
+@Kernel
+@triton.jit
+def copy_kernel(
+    X, OUT, FACTOR, x_h, x_n, o_h, o_n, N,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """OUT = FACTOR X, both (heads, N, D) with strides of their own, FACTOR (heads,) or None."""
+    rows, h, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1).to(tl.int64), tl.arange(0, BLOCK_D)
+    at = (rows < N)[:, None] & (d < D)[None, :]
+    x = tl.load(X + h * x_h + rows.to(tl.int64)[:, None] * x_n + d[None, :], mask=at, other=0.0)
+    if FACTOR is not None:
+        x = x.to(tl.float32) * tl.load(FACTOR + h)
+    tl.store(OUT + h * o_h + rows.to(tl.int64)[:, None] * o_n + d[None, :], x.to(OUT.dtype.element_ty), mask=at)
