@@ -4,6 +4,9 @@ import pytest
 import torch
 from test_fused import DEVICE, GPU, TOLERANCE, compare, draw, through
 
+from leadline import ops
+from leadline.errors import LeadlineError
+from leadline.ops import backends, hopfield
 from leadline.ops.hopfield import linear, reference
 
 SHAPES = [(1, 16), (70, 24), (130, 16)]  # tokens, head width
@@ -97,3 +100,37 @@ def test_what_it_does_not_take_is_named():
     assert "float64" in no(q=q.double())
     assert "head width" in no(v=v[..., :8])
     assert "key padding" in no(mask=torch.ones(20, 20, dtype=torch.bool))
+
+
+def test_the_dispatch_takes_it_when_asked_and_when_a_dense_state_would_not_fit(monkeypatch):
+    q, k, v = draw(1, 2, 2, 20, 16, layers=1)[0]
+    assert len(ops.hopfield_attention(q, k, v, backend="linear")[1]) == 3
+    assert len(ops.hopfield_attention(q, k, v, backend="linear", window=1)[1]) == 3
+    monkeypatch.setattr(hopfield, "worth_trying", lambda backend, q: True)  # as on a GPU
+    assert len(ops.hopfield_attention(q, k, v)[1]) == 1
+    monkeypatch.setattr(hopfield, "_long", lambda *inputs: True)
+    out, state = ops.hopfield_attention(q, k, v)
+    assert len(state) == 3
+    monkeypatch.undo()
+    assert hopfield._long(q, state, True)  # the layers after the first follow it
+    assert torch.allclose(out, reference.hopfield_attention(q, k, v)[0], atol=1e-5)
+
+
+def test_the_dispatch_falls_back_and_says_why():
+    q, k, v = draw(1, 2, 2, 20, 16, layers=1)[0]
+    bias = torch.randn(20, 20, device=DEVICE)
+    backends._warned.clear()
+    with pytest.warns(UserWarning, match="Hopfield attention") as told:
+        out, _ = ops.hopfield_attention(q, k, v, bias=bias, backend="linear")
+    assert ["cannot take its linear-memory path" in str(w.message) for w in told] == [True, False]
+    assert torch.equal(out, reference.hopfield_attention(q, k, v, bias=bias)[0])
+    with pytest.raises(LeadlineError, match="window is 0; it must be at least 1"):
+        ops.hopfield_attention(q, k, v, window=0)
+
+
+def test_a_forced_backend_wins():
+    q, k, v = draw(1, 2, 2, 20, 16, layers=1)[0]
+    with backends.use_backend("reference"):
+        assert ops.hopfield_attention(q, k, v, backend="linear")[1][0].shape == (1, 2, 20, 20)
+    with pytest.raises(LeadlineError, match="backend"), backends.use_backend("fastest"):
+        pass

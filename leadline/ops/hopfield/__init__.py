@@ -72,7 +72,7 @@ def hopfield_attention(
     if not decoding and worth_trying(backend, q):
         from leadline.ops.hopfield import fused, linear
 
-        if backend == "linear" or (backend == "auto" and _long(q, k, state, causal)):
+        if backend == "linear" or (backend == "auto" and _long(q, state, causal)):
             reason = linear.unsupported(q, k, v, state, alpha_prime, bias, mask)
             if reason is None:
                 return linear.hopfield_attention(q, k, v, state, window=window, **options)
@@ -84,7 +84,7 @@ def hopfield_attention(
     return reference.hopfield_attention(q, k, v, state, bias=bias, **options)
 
 
-def _long(q: Tensor, k: Tensor, state: tuple[Tensor, ...] | None, causal: bool) -> bool:
+def _long(q: Tensor, state: tuple[Tensor, ...] | None, causal: bool) -> bool:
     """Whether dense states would be too large; layers after the first follow the first."""
     from leadline.ops.hopfield import fused, linear
 
