@@ -346,9 +346,10 @@ def evaluate(
     "leadline reproduce hop-skipless --budget short --jobs 6"
 )
 def reproduce(
-    ids: Annotated[list[str], typer.Argument(help="'list', ids of figures and tables, 'init', 'trained' or 'all'.")],
+    ids: Annotated[list[str], typer.Argument(help="'list', ids, or 'init', 'trained', 'language', 'all'.")],
     out: Annotated[Path, typer.Option(help="Folder for data and figures, one folder an entry.")] = Path("results"),
     data: Annotated[Path | None, typer.Option(help="A local copy of CIFAR-10 in the hub's parquet layout.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Text to train on, a file or folder, for 'language'.")] = None,
     embedded: Annotated[bool, typer.Option(help="scikit-learn's digits in place of CIFAR-10, with a note.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
     device: Annotated[str | None, typer.Option(help="'cpu' or 'cuda'; a GPU if there is one unless given.")] = None,
@@ -389,6 +390,7 @@ def reproduce(
         budget=budget,
         jobs=jobs,
         minutes=minutes,
+        text=text,
     )
     if as_json:
         print(json.dumps(summaries(ids, out)))

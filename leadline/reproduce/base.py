@@ -90,6 +90,7 @@ class Context:
     jobs: int = 1  # training runs at a time
     until: float | None = None  # time.monotonic() after which no further run is begun
     say: Callable[[str], None] = lambda line: None  # a line for people, such as a run that has ended
+    text: Path | None = None  # a file or folder of text to train on
 
     def generator(self, stream: int = 0) -> torch.Generator:
         """Random numbers on the device; each ``stream`` of a seed is its own sequence."""
@@ -142,6 +143,7 @@ class Entry:
     setting: Mapping[str, Any]
     group: str = "init"
     images: bool = False  # whether it needs CIFAR-10
+    text: bool = False  # whether it needs text to train on
     budgets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what "short" and "full" change in it
 
     def with_budget(self, budget: str) -> Entry:

@@ -38,19 +38,21 @@ def run_entries(
     budget: str = "short",
     jobs: int = 1,
     minutes: float | None = None,
+    text: str | os.PathLike[str] | None = None,
 ) -> bool:
     """Run the entries that ``ids`` names, each into its own folder under ``out``; whether every shape claim holds.
 
     An entry that is finished with the same setting is not run again unless ``force``d.
     data      a local copy of CIFAR-10; without it the hub's is used.
     embedded  scikit-learn's digits in place of CIFAR-10.
+    text      a file or folder of text, for the entries that train on text.
     device    "cpu", "cuda", ...; None: a GPU if there is one.
     page      write what was found into this Markdown file, pictures beside it.
     budget    "short" or "full", for entries that train.
     jobs      training runs at a time, each in a process of its own; they are kept one by one under ``out``.
     minutes   begin no further training run after this time; what is finished counts the next time.
 
-    Without CIFAR-10 the entries that need it are left out, and an error says so after the others have run.
+    Without CIFAR-10, or without text, the entries that need it are left out, and an error says so after the others.
     """
     console = console or Console()
     if jobs < 1:
@@ -71,6 +73,12 @@ def run_entries(
         elif entry.images and missing is not None:
             console.print(f"\n[bold]{entry.id}[/]  {escape(entry.title)}  [yellow]left out, it needs CIFAR-10[/]")
             continue
+        elif entry.text and text is None:
+            console.print(f"\n[bold]{entry.id}[/]  {escape(entry.title)}  [yellow]left out, it needs text[/]")
+            missing = missing or LeadlineError(
+                f"{entry.id} needs text to train on; give a file or folder of it by --text, such as WikiText-103's"
+            )
+            continue
         else:
             console.print(f"\n[bold]{entry.id}[/]  {escape(entry.title)}")
             if entry.images and embedded:
@@ -85,6 +93,7 @@ def run_entries(
                 out=Path(out),
                 jobs=jobs,
                 until=until,
+                text=None if text is None else Path(text),
             )
             try:
                 summary = _run(entry, setting, folder, context, console)
@@ -97,7 +106,7 @@ def run_entries(
     if page is not None:
         trained = [entry.id for entry in chosen if entry.group != "init"]
         init = [entry.id for entry in entries if entry.group == "init"]
-        options = _options(data, embedded, seed, device)
+        options = _options(data, embedded, seed, device, text)
         write_page(out, page, trained or init, bool(trained), options)
     if missing is not None:
         raise missing
@@ -174,10 +183,16 @@ def _conclude(summaries: list[dict[str, Any]], console: Console) -> bool:
     return not false
 
 
-def _options(data: str | os.PathLike[str] | None, embedded: bool, seed: int, device: str | None) -> str:
+def _options(
+    data: str | os.PathLike[str] | None,
+    embedded: bool,
+    seed: int,
+    device: str | None,
+    text: str | os.PathLike[str] | None,
+) -> str:
     """The options of the command as a page gives them; a folder of this machine would say nothing to others."""
     given = {"--data FOLDER": data is not None and not embedded, "--embedded": embedded, f"--seed {seed}": seed != 0}
-    given[f"--device {device}"] = device is not None
+    given |= {f"--device {device}": device is not None, "--text FOLDER": text is not None}
     return "".join(f" {option}" for option, wanted in given.items() if wanted)
 
 

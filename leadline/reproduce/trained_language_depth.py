@@ -128,6 +128,7 @@ ENTRY = Entry(
     {**TEXT_SETTING, "depth": 48, "dim": 256, "heads": 4, "tokens": 512, "batch": 16, "lrs": [1e-3, 3e-4],
      "arms": list(ARMS), "compile": "blocks"},
     group="language",
+    text=True,
     budgets={
         "short": {"length": "2000 steps", "evaluate": "400 steps"},
         "full": {"length": "20000 steps", "evaluate": "1000 steps"},

@@ -109,6 +109,7 @@ ENTRY = Entry(
     {**TEXT_SETTING, "depth": 12, "dim": 768, "heads": 12, "tokens": 1024, "batch": 8, "lr": 6e-4, "arms": list(ARMS),
      "compile": "blocks"},
     group="language",
+    text=True,
     budgets={
         "short": {"length": "2000 steps", "evaluate": "400 steps"},
         "full": {"length": "100 epochs", "evaluate": "2 epochs"},

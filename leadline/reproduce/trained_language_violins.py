@@ -83,6 +83,7 @@ ENTRY = Entry(
     {**TEXT_SETTING, "depth": 24, "dim": 1024, "heads": 16, "tokens": 1024, "batch": 8, "lr": 3e-4, "seeds": 1,
      "compile": "blocks"},
     group="language",
+    text=True,
     budgets={
         "short": {"length": "3 epochs", "evaluate": "50 %"},
         "full": {"length": "100 epochs", "evaluate": "5 epochs"},

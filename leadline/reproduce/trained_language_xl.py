@@ -91,6 +91,7 @@ ENTRY = Entry(
     {**TEXT_SETTING, "depth": 60, "dim": 410, "heads": 10, "ffn": 820, "memory_length": 150, "tokens": 150, "batch": 40,
      "lr": 2.5e-4, "seeds": 2, "compile": "blocks"},
     group="language",
+    text=True,
     budgets={
         "short": {"length": "2700 steps", "evaluate": "540 steps"},
         "full": {"length": "50000 steps", "evaluate": "2500 steps"},

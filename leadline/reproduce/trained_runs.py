@@ -157,7 +157,9 @@ def _recipe(context: Context, job: Job, out: Path | None = None) -> Recipe:
     """The recipe of a job: on the images and the device of the context."""
     tree = {name: dict(part) if isinstance(part, Mapping) else part for name, part in job.recipe.items()}
     data = tree["data"]
-    if context.embedded:
+    if data["name"] == "text":
+        data["path"] = str(context.text)
+    elif context.embedded:
         tree["data"] = {"name": "digits", **({"valid": data["valid"]} if "valid" in data else {})}
         model = tree["model"]
         model["patch_size"] = max(1, model.get("patch_size", 16) * 8 // data.get("image_size", 32))

@@ -15,7 +15,7 @@ from leadline.reproduce import (
     trained_language_violins,
     trained_language_xl,
 )
-from leadline.reproduce.trained_language import difference, said, train_all
+from leadline.reproduce.trained_language import difference, said
 from leadline.reproduce.trained_runs import Record
 from leadline.training.recipe import parse_recipe
 
@@ -34,7 +34,7 @@ def text(tmp_path_factory):
 @pytest.fixture
 def context(text, tmp_path, monkeypatch):
     monkeypatch.setenv("LEADLINE_CACHE", str(text / "cache"))
-    return lambda setting: Context(setting, 0, torch.device("cpu"), text, out=tmp_path)
+    return lambda setting: Context(setting, 0, torch.device("cpu"), text=text, out=tmp_path)
 
 
 def run(context, entry, **changes):
@@ -126,8 +126,12 @@ def test_runs_that_diverged_are_told():
 
 
 def test_without_text_it_says_so(tmp_path):
-    with pytest.raises(ll.LeadlineError, match="this entry needs text; give a file or folder of it by --data"):
-        train_all(Context({"probed": 0}, 0, torch.device("cpu"), out=tmp_path), {}, "none")
+    from leadline import reproduce
+
+    with pytest.raises(
+        ll.LeadlineError, match="text-depth needs text to train on; .* by --text"
+    ):
+        reproduce.run_entries("text-depth", tmp_path, device="cpu")
 
 
 def test_the_command_runs_an_entry(text, tmp_path, monkeypatch):
@@ -140,7 +144,7 @@ def test_the_command_runs_an_entry(text, tmp_path, monkeypatch):
     small = {**entry.setting, **TINY, "seeds": 1, "arms": ["alpha' 0", "alpha = alpha' = .5"]}
     budgets = {"short": {"length": "3 steps", "evaluate": "1 steps"}, "full": {}}
     monkeypatch.setattr(reproduce, "ENTRIES", (replace(entry, setting=small, budgets=budgets),))
-    reproduce.run_entries("language", tmp_path, data=text, device="cpu", page=tmp_path / "page.md")
+    reproduce.run_entries("language", tmp_path, text=text, device="cpu", page=tmp_path / "page.md")
     summary = json.loads((tmp_path / "hop-table2" / "summary.json").read_text())
     assert summary["setting"]["budget"] == "short"
     with (tmp_path / "hop-table2" / "runs.csv").open() as file:
