@@ -128,9 +128,7 @@ def test_runs_that_diverged_are_told():
 def test_without_text_it_says_so(tmp_path):
     from leadline import reproduce
 
-    with pytest.raises(
-        ll.LeadlineError, match="text-depth needs text to train on; .* by --text"
-    ):
+    with pytest.raises(ll.LeadlineError, match=r"text-depth needs text to train on; .* by --text"):
         reproduce.run_entries("text-depth", tmp_path, device="cpu")
 
 
