@@ -33,7 +33,7 @@ def recipe(setting: Mapping[str, Any], arm: str, seed: int) -> dict[str, Any]:
         "compile": "blocks",
         "graph": True,
         "evaluate": setting["evaluate"],
-        "checkpoint": {"every": setting["checkpoint"], "keep": 1},
+        "checkpoint": {"every": setting["checkpoint"], "keep": 1, "best": False},
         "seed": seed,
     }
 

@@ -34,7 +34,7 @@ def text_recipe(setting: Mapping[str, Any], model: Mapping[str, Any], seed: int,
         "precision": "bf16",
         "compile": setting["compile"],
         "evaluate": setting["evaluate"],
-        "checkpoint": {"every": "100 %", "keep": 1},
+        "checkpoint": {"every": "100 %", "keep": 1, "best": False},
         "seed": seed,
     }
 

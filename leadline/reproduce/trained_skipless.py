@@ -50,7 +50,7 @@ def recipe(setting: Mapping[str, Any], cell: Cell, lr: float, seed: int, final: 
         "compile": "blocks",
         "graph": True,
         "evaluate": "50 %" if final else "100 %",
-        "checkpoint": {"every": "100 %", "keep": 1},
+        "checkpoint": {"every": "100 %", "keep": 1, "best": False},
         "log": {"every": 50},
         "seed": seed,
     }  # fmt: skip

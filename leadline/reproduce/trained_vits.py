@@ -54,7 +54,7 @@ def recipe(setting: Mapping[str, Any], size: str, arm: str, seed: int) -> dict[s
         "precision": "bf16",
         "compile": "blocks",
         "graph": True,
-        "checkpoint": {"every": "100 %", "keep": 1},
+        "checkpoint": {"every": "100 %", "keep": 1, "best": False},
         "seed": seed,
     }
     if setting["budget"] == "short":

@@ -120,7 +120,7 @@ class Run:
             better = score is not None and (self.best is None or score > self.best["score"])
             if score is not None and better:
                 self.best = {"step": done, "score": score}
-            if due["checkpoint"] or better or stop:
+            if due["checkpoint"] or (better and self.recipe.checkpoint.best) or stop:
                 self._save(done, score)
             if stop and not last:
                 assert stop is not None

@@ -81,6 +81,7 @@ class Regularise(Section):
 class Checkpoint(Section):
     every: Span = Span("10 %")
     keep: Count = 2  # the newest ones; the best is kept besides
+    best: bool = True  # save also whenever an evaluation is better than those before
 
     @field_validator("every")
     @classmethod

@@ -369,6 +369,14 @@ def test_what_a_run_leaves_behind(tmp_path):
     assert found["loss"] == pytest.approx(summary["test_loss"], rel=1e-6)
 
 
+def test_better_evaluations_need_not_be_saved(tmp_path):
+    summary = train(
+        toy_recipe(tmp_path, evaluate="3 steps", checkpoint={"every": "100 %", "best": False}), make_task=ToyTask
+    )
+    assert summary["best"] is not None
+    assert [folder.name for folder in tmp_path.glob("step-*")] == ["step-000012"]
+
+
 def test_compiled_blocks_are_compiled_once_and_give_the_same(tmp_path, monkeypatch):
     from torch._dynamo.testing import CompileCounterWithBackend
 
