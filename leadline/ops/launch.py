@@ -38,7 +38,7 @@ class Launch:
     def __init__(self, jitted: Any, grid: tuple, ints: tuple, constants: tuple, halves: tuple, options: dict[str, int]):
         self.jitted, self.grid, self.halves, self.options = jitted, grid, halves, options
         self.tail = (*ints, *constants)
-        self.run = None  # of the compiled kernel, once there is one
+        self.runs: dict[int, Any] = {}  # of compiled kernels, by which tensors are None: Triton compiles for that
 
     def __call__(self, tensors: tuple[Tensor | None, ...], floats: tuple[float, ...] = ()) -> None:
         device = tensors[0].device
@@ -46,21 +46,23 @@ class Launch:
             with torch.cuda.device(device):
                 self(tensors, floats)
             return
-        pointers, together = [], 0
+        pointers, together, absent = [], 0, 0
         for tensor in tensors:
             pointer = None if tensor is None else tensor.data_ptr()
             pointers.append(pointer)
             together |= pointer or 0
-        aligned = together % 16 == 0  # what Triton compiles for depends on this
-        if self.run is not None and aligned:
-            self.run(*pointers, *floats, *self.tail)
+            absent = 2 * absent + (pointer is None)
+        aligned = together % 16 == 0  # Triton compiles for this too
+        run = self.runs.get(absent) if aligned else None
+        if run is not None:
+            run(*pointers, *floats, *self.tail)
             return
         names = self.jitted.arg_names[len(tensors) + len(floats) :]
         rest = dict(zip(names, self.tail, strict=True))
         tensors = [_as_half(x) if i in self.halves else x for i, x in enumerate(tensors)]
         compiled = self.jitted[self.grid](*tensors, *floats, **rest, **self.options)
         if aligned and compiled is not None:  # Triton's interpreter returns None
-            self.run = compiled[(*self.grid, 1, 1)[:3]]
+            self.runs[absent] = compiled[(*self.grid, 1, 1)[:3]]
 
 
 def _as_half(x: Tensor | None) -> Tensor | None:

@@ -155,3 +155,11 @@ def test_the_custom_operators_are_well_formed():
     strength = torch.full((2,), 0.5, device=DEVICE)
     arguments = (q, k, v, strength, None, None, None, 0.0, False, True, 0.0, 0.25, False)
     torch.library.opcheck(torch.ops.leadline.hopfield_forward, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_a_number_and_a_tensor_of_strengths_give_the_same():
+    q, k, v = draw(1, 2, 2, 64, 16, layers=1)[0]
+    strengths = (0.3, torch.full((2,), 0.3, device=DEVICE), 0.3)
+    outs = [fused.hopfield_attention(q, k, v, alpha_prime=strength)[0] for strength in strengths]
+    assert torch.allclose(outs[0], outs[1], atol=1e-6)
+    assert torch.equal(outs[0], outs[2])
