@@ -108,9 +108,12 @@ def timm_step(batch: int, size: int, classes: int, compiled: bool) -> Callable[[
 def speed(steps: dict[str, Callable[[int], None]], count: int, repeats: int) -> dict[str, float]:
     """Steps per second of each, in turns."""
     at = 0
-    for step in steps.values():
+    for name, step in steps.items():
+        began = time.perf_counter()
         for number in range(12):  # compiled, warmed up and captured by then
             step(number)
+        torch.cuda.synchronize()
+        print(f"{name}: ready after {time.perf_counter() - began:.0f} s", flush=True)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats):
         for name, step in steps.items():
@@ -121,7 +124,9 @@ def speed(steps: dict[str, Callable[[int], None]], count: int, repeats: int) -> 
             torch.cuda.synchronize()
             times[name].append(count / (time.perf_counter() - began))
         at += count
-    return {name: round(statistics.median(found), 2) for name, found in times.items()}
+    medians = {name: round(statistics.median(found), 2) for name, found in times.items()}
+    print(json.dumps(medians), flush=True)
+    return medians
 
 
 def main() -> None:
