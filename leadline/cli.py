@@ -129,6 +129,12 @@ def probe(
         return
     Console().print(report.table(brief=Console().width < 130))
     Console().print(f"\n{escape(report.verdict.text)}", highlight=False)
+    if ".py" not in (model or ""):
+        Console().print(
+            "\nMeasured on two samples of ours: token ids drawn at random, a page of text where a folder brings its "
+            "tokenizer, digits for image models. For a trained model measure on your own: file.py:FUNCTION may return "
+            "a model and its inputs.", style="dim", highlight=False,
+        )  # fmt: skip
     for path in out or []:
         console.print(f"saved {path}")
 
@@ -293,9 +299,10 @@ def generate(
     generator = torch.Generator(where).manual_seed(seed)
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
     began, pieces = time.perf_counter(), []
+    stream = write(model, tokenizer, begin, tokens, cache, **options)
     if not as_json:
         print(begin, end="", flush=True)
-    for piece in write(model, tokenizer, begin, tokens, cache, **options):
+    for piece in stream:
         pieces.append(piece)
         if not as_json:
             print(piece, end="", flush=True)

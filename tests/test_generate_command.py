@@ -212,3 +212,15 @@ def test_bad_requests_are_one_clear_line(tmp_path):
     ll.create_model("vit_tiny", depth=1).save(tmp_path / "images")
     with pytest.raises(ll.LeadlineError, match=r"stride given, but .* holds no language model"):
         evaluate(tmp_path / "images", stride=3, device="cpu")
+
+
+def test_a_cured_model_of_transformers_and_a_wrong_share_are_refused(tmp_path):
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=40, n_positions=16)
+    model = transformers.GPT2LMHeadModel(config)
+    ll.cure(model, alpha=0.5)
+    model.save_pretrained(tmp_path / "cured")
+    with pytest.raises(ll.LeadlineError, match="holds a cured GPT2LMHeadModel; use it in Python"):
+        open_language_model(tmp_path / "cured")
+    ours = ll.create_model("gpt2_small", depth=1, dim=8, heads=2, vocab_size=40, max_tokens=16)
+    with pytest.raises(ll.LeadlineError, match=r"top_p is 3.0; it must lie in \(0, 1\]"):
+        stream_tokens(ours, torch.zeros(1, 2, dtype=torch.long), 2, top_p=3.0)

@@ -31,8 +31,7 @@ def generate(
     """See ``Decoder.generate``."""
     if max_new_tokens < 1:
         raise LeadlineError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
-    if temperature < 0:
-        raise LeadlineError(f"temperature is {temperature}; it must be 0 (greedy) or more")
+    check_sampling(temperature, top_p)
     if mask is not None and not mask[:, -1].all():
         raise LeadlineError("mask ends with padding; pad prompts on the left to continue them")
     was_training = model.training
@@ -58,6 +57,13 @@ def generate(
         return ids
     finally:
         model.train(was_training)
+
+
+def check_sampling(temperature: float, top_p: float | None) -> None:
+    if temperature < 0:
+        raise LeadlineError(f"temperature is {temperature}; it must be 0 (greedy) or more")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise LeadlineError(f"top_p is {top_p}; it must lie in (0, 1]")
 
 
 def _choose(

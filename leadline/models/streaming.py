@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leadline.errors import LeadlineError
-from leadline.models.generation import _choose
+from leadline.models.generation import _choose, check_sampling
 from leadline.nn import LayerCache
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def stream_tokens(
     """
     if max_new_tokens < 1:
         raise LeadlineError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
-    if temperature < 0:
-        raise LeadlineError(f"temperature is {temperature}; it must be 0 (greedy) or more")
+    check_sampling(temperature, top_p)
     if getattr(model.config, "de_escalation_form", "causal") == "leaky":
         raise LeadlineError("this model de-escalates in the leaky form, which knows the future; it cannot write text")
     return _stream(model, ids, max_new_tokens, cache, (temperature, top_k, top_p), stop, generator)

@@ -40,6 +40,7 @@ def open_model(
       vit_tiny, bert_base, ...   a name of ``leadline.list_models()``
       bert, gpt2, vit, ...       a model type of transformers, its default configuration, freshly initialised
       timm:NAME                  a model of timm, freshly initialised
+      path/to/folder             the same as pretrained
       path/to/file.py:FUNCTION   a function that returns a model, or a model and its inputs; with ``depth`` it is
                                  called as FUNCTION(depth=depth)
     depth       number of layers instead of the usual one.
@@ -51,6 +52,8 @@ def open_model(
     """
     if depth is not None and depth < 1:
         raise LeadlineError(f"depth is {depth}; it must be at least 1")
+    if pretrained is None and spec is not None and Path(spec).is_dir():
+        spec, pretrained = None, spec
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         if pretrained is not None:

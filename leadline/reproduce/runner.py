@@ -101,6 +101,7 @@ def run_entries(
                 console.print("Interrupted. What is finished is kept; the same command goes on with the rest.")
                 raise
         _show(summary, console)
+        console.print(f"  saved in {escape(str(folder))}")
         summaries.append(summary)
     holds = _conclude(summaries, console)
     if page is not None:

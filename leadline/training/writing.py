@@ -36,6 +36,10 @@ def open_language_model(
     place = weights_in(source, which)
     model = _model(place)
     if not isinstance(model, Decoder | TransformerXL):
+        if not hasattr(model, "family"):
+            raise LeadlineError(
+                f"{place} holds a cured {type(model).__name__}; use it in Python, by leadline.load({str(place)!r})"
+            )
         raise LeadlineError(f"{place} holds a {model.family} model, which does not write text; give a decoder's folder")
     homes = [place, place.parent, place.parent.parent] if place != source else [source, source.parent]
     found = next((home for home in homes if any((home / name).is_file() for name in (FILE, "merges.txt"))), None)

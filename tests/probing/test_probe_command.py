@@ -139,3 +139,11 @@ def test_the_worked_case_of_entropy_collapse_still_is_one():
     verdict = json.loads(run("probe", f"{case}:make_model", "--depth", 2, "--json").stdout)["verdict"]
     assert verdict["kind"] == "entropy collapse"
     assert verdict["recommendation"] == {"alpha_prime": 0.5}
+
+
+def test_a_folder_may_be_named_alone(tmp_path):
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=40, n_positions=16)
+    transformers.GPT2Model(config).save_pretrained(tmp_path / "folder")
+    result = CliRunner().invoke(app, ["probe", str(tmp_path / "folder")])
+    assert result.exit_code == 0, result.output
+    assert "Measured on two samples of ours" in result.output
