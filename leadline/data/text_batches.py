@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from leadline.errors import LeadlineError
 RESIDENT = 1 << 30  # tokens; a text below this lies on the GPU and no batch is copied there
 
 
-class _TokenBatches:
+class _TokenBatches(ABC):
     """What both kinds share. A batch is {"ids": (b, length), "targets": (b, length)}, the targets one token later."""
 
     steps_per_epoch: int
@@ -28,9 +30,9 @@ class _TokenBatches:
             self.resident = torch.from_numpy(ids.astype(np.int32)).to(device)
             self.offsets = self.offsets.to(device)
 
+    @abstractmethod
     def starts(self, step: int) -> np.ndarray:
         """Where each sample of the step's global batch begins, (size,)."""
-        raise NotImplementedError
 
     def __call__(self, step: int, micro: int = 0, *, rank: int = 0, world: int = 1) -> dict[str, Tensor]:
         mine = part_of_batch(self.size, micro, self.accumulate, rank=rank, world=world)

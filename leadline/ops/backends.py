@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from leadline.errors import check_choice
@@ -45,6 +46,18 @@ def worth_trying(backend: str, q: Tensor) -> bool:
     if not HAS_TRITON:
         warn_once("attention runs on its slow reference path: Triton is not installed (pip install 'leadline[gpu]')")
     return HAS_TRITON
+
+
+def unsupported(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str | None:
+    """Why none of the kernels takes these inputs, or None; a kernel may have further reasons of its own."""
+    D = q.shape[-1]
+    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32) or not q.dtype == k.dtype == v.dtype:
+        return f"the inputs are {q.dtype}, {k.dtype}, {v.dtype}; it takes one of float16, bfloat16, float32"
+    if D > 128 or v.shape[-1] != D:
+        return f"the head width is {D} (values {v.shape[-1]}); it takes up to 128, the same for values"
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (q.shape[0], 1, 1, k.shape[2])):
+        return f"the mask is {mask.dtype} {tuple(mask.shape)}; it takes key padding, boolean (B, 1, 1, N)"
+    return None
 
 
 def warn_once(message: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from leadline.errors import LeadlineError
-from leadline.ops.backends import chosen, warn_once, worth_trying
+from leadline.ops.backends import chosen, unsupported, warn_once, worth_trying
 from leadline.ops.hopfield import reference
 
 __all__ = ["biased_attention"]
@@ -42,10 +42,10 @@ def biased_attention(
     ):
         raise LeadlineError(f"bias has shape {tuple(bias.shape)}; it must broadcast to {full}")
     if worth_trying(backend, q):
-        from leadline.ops.biased import fused
-
-        reason = fused.unsupported(q, k, v, mask)
+        reason = unsupported(q, k, v, mask)
         if reason is None:
+            from leadline.ops.biased import fused
+
             return fused.biased_attention(q, k, v, bias, mask, causal, dropout, scale)
         warn_once(f"biased attention runs on its slow reference path: {reason}")
     return reference.hopfield_attention(

@@ -6,23 +6,12 @@ import math
 from functools import lru_cache
 
 import torch
+import triton
 from torch import Tensor
 
 from leadline.ops.biased import kernels
 
 BLOCK = 64  # queries and keys of a program's block of scores
-
-
-def unsupported(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str | None:
-    """Why these inputs cannot take the kernels, or None."""
-    D = q.shape[-1]
-    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32) or not q.dtype == k.dtype == v.dtype:
-        return f"the inputs are {q.dtype}, {k.dtype}, {v.dtype}; it takes one of float16, bfloat16, float32"
-    if D > 128 or v.shape[-1] != D:
-        return f"the head width is {D} (values {v.shape[-1]}); it takes up to 128, the same for values"
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != (q.shape[0], 1, 1, k.shape[2])):
-        return f"the mask is {mask.dtype} {tuple(mask.shape)}; it takes key padding, boolean (B, 1, 1, N)"
-    return None
 
 
 def biased_attention(
@@ -196,7 +185,7 @@ def _gradients(q: Tensor, k: Tensor, bias: Tensor, wanted: bool) -> tuple[Tensor
 def _constants(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[object, ...]:
     """D, BLOCK_D, BM, BN, PRECISION of the kernels."""
     D = shape[-1]
-    return D, max(16, 1 << (D - 1).bit_length()), BLOCK, BLOCK, "ieee" if dtype == torch.float32 else "tf32"
+    return D, max(16, triton.next_power_of_2(D)), BLOCK, BLOCK, "ieee" if dtype == torch.float32 else "tf32"
 
 
 def _speed(dtype: torch.dtype) -> dict[str, int]:

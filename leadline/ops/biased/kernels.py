@@ -18,8 +18,7 @@ import triton
 import triton.language as tl
 
 from leadline.ops.launch import Kernel
-
-LOG2E = tl.constexpr(1.4426950408889634)
+from leadline.ops.parts import LOG2E, keep_weights
 
 
 @triton.jit
@@ -43,13 +42,6 @@ def _scores(q, k, BIAS, MASK, rows, cols, scale, s_m, s_n, M, N, CAUSAL: tl.cons
 
 
 @triton.jit
-def _keep(SEED, bh, rows, cols, N, DROPOUT: tl.constexpr):
-    """1 / (1 - p) where an attention weight is kept, 0 where it is dropped."""
-    draws = tl.rand(tl.load(SEED) + bh, rows[:, None] * N + cols[None, :])
-    return tl.where(draws >= DROPOUT, 1.0 / (1.0 - DROPOUT), 0.0)
-
-
-@triton.jit
 def _gradient(
     q, k, v, do, BIAS, LSE, DELTA, MASK, SEED, bh, rows, cols, scale, s_m, s_n, M, N,
     CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -61,7 +53,7 @@ def _gradient(
     dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
     kept = p
     if DROPOUT > 0:
-        keep = _keep(SEED, bh, rows, cols, N, DROPOUT)
+        keep = keep_weights(SEED, bh, rows, cols, N, DROPOUT)
         dp *= keep
         kept = p * keep
     return kept, p * (dp - delta[:, None])
@@ -97,7 +89,7 @@ def forward_kernel(
         shrink = tl.exp2(peak - safe)
         total = total * shrink + tl.sum(p, 1)
         if DROPOUT > 0:
-            p *= _keep(SEED, bh, rows, cols, N, DROPOUT)
+            p *= keep_weights(SEED, bh, rows, cols, N, DROPOUT)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         peak = top
     empty = total == 0.0

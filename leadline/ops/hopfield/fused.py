@@ -7,8 +7,10 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
+from leadline.ops import backends
 from leadline.ops.hopfield import fused_kernels as kernels
 from leadline.ops.hopfield.reference import check_heads, check_start
 from leadline.ops.launch import Launch
@@ -27,18 +29,11 @@ def unsupported(
     causal: bool,
 ) -> str | None:
     """Why these inputs cannot take the fused path, or None."""
-    B, _, N, D = q.shape
-    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32) or not q.dtype == k.dtype == v.dtype:
-        return f"the inputs are {q.dtype}, {k.dtype}, {v.dtype}; it takes one of float16, bfloat16, float32"
-    if D > 128 or v.shape[-1] != D:
-        return f"the head width is {D} (values {v.shape[-1]}); it takes up to 128, the same for values"
     if bias is not None:
         return "a bias is carried"
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != (B, 1, 1, N)):
-        return f"the mask is {mask.dtype} {tuple(mask.shape)}; it takes key padding, boolean (B, 1, 1, N)"
     if state is not None and (state[0].shape != state_shape(q.shape, causal) or state[0].dtype != q.dtype):
         return "the state comes from the reference path"
-    return None
+    return backends.unsupported(q, k, v, mask)
 
 
 def state_shape(shape: tuple[int, ...], causal: bool) -> tuple[int, int, int, int]:
@@ -283,5 +278,5 @@ def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _constants(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[object, ...]:
     """D, BLOCK_D, T, EXACT, PRECISION of the kernels."""
     N, D = shape[2:]
-    block = max(16, 1 << (D - 1).bit_length())
+    block = max(16, triton.next_power_of_2(D))
     return D, block, TILE, N % TILE == 0 and block == D, "ieee" if dtype == torch.float32 else "tf32"

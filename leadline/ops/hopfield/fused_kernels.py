@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 
 from leadline.ops.launch import Kernel
+from leadline.ops.parts import LOG2E, keep_weights
 
-LOG2E = tl.constexpr(1.4426950408889634)
 LARGEST = tl.constexpr(60000.0)  # scores are cut here: float16 ends at 65504
 
 
@@ -75,12 +75,6 @@ def _write(BASE, x, tile, i, j, N, T: tl.constexpr, EXACT: tl.constexpr):
         tl.store(BASE + spots, _pack(x))
     else:
         tl.store(BASE + spots, _pack(x), mask=needed)
-
-
-@triton.jit
-def _keep(SEED, bh, offsets, DROPOUT: tl.constexpr):
-    """1 / (1 - p) where an attention weight is kept, 0 where it is dropped."""
-    return tl.where(tl.rand(tl.load(SEED) + bh, offsets) >= DROPOUT, 1.0 / (1.0 - DROPOUT), 0.0)
 
 
 @Kernel
@@ -143,7 +137,7 @@ def forward_kernel(
         shrink = tl.exp2(peak - safe)
         total = total * shrink + tl.sum(p, 1)
         if DROPOUT > 0:
-            p *= _keep(SEED, bh, rows[:, None] * N + cols[None, :], DROPOUT)
+            p *= keep_weights(SEED, bh, rows, cols, N, DROPOUT)
         acc = acc * shrink[:, None]
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
         peak = top
@@ -226,7 +220,7 @@ def column_kernel(
         if MASKED:
             p = tl.where(real[None, :], p, 0.0)
         if DROPOUT > 0:
-            keep = _keep(SEED, bh, rows[:, None] * N + cols[None, :], DROPOUT)
+            keep = keep_weights(SEED, bh, rows, cols, N, DROPOUT)
             dp *= keep
             dv = tl.dot(tl.trans(do), (p * keep).to(do.dtype), dv, input_precision=PRECISION)
         else:

@@ -16,8 +16,10 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
+from leadline.ops import backends
 from leadline.ops.hopfield import linear_kernels as kernels
 from leadline.ops.hopfield.reference import check_heads, check_start
 from leadline.ops.launch import Launch
@@ -36,20 +38,13 @@ def unsupported(
     mask: Tensor | None,
 ) -> str | None:
     """Why these inputs cannot take the linear-memory path, or None."""
-    B, _, N, D = q.shape
-    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32) or not q.dtype == k.dtype == v.dtype:
-        return f"the inputs are {q.dtype}, {k.dtype}, {v.dtype}; it takes one of float16, bfloat16, float32"
-    if D > 128 or v.shape[-1] != D:
-        return f"the head width is {D} (values {v.shape[-1]}); it takes up to 128, the same for values"
     if bias is not None:
         return "a bias is carried"
     if isinstance(alpha_prime, Tensor) and alpha_prime.requires_grad:
         return "alpha' is learned"
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != (B, 1, 1, N)):
-        return f"the mask is {mask.dtype} {tuple(mask.shape)}; it takes key padding, boolean (B, 1, 1, N)"
     if state is not None and not is_state(state):
         return "the state comes from another path"
-    return None
+    return backends.unsupported(q, k, v, mask)
 
 
 def is_state(state: tuple[Tensor, ...]) -> bool:
@@ -294,7 +289,7 @@ def _copy_launch(
 ) -> Launch:
     """x, to: strides."""
     heads, N, D = shape
-    grid, block = (math.ceil(N / 64), heads), max(16, 1 << (D - 1).bit_length())
+    grid, block = (math.ceil(N / 64), heads), max(16, triton.next_power_of_2(D))
     return kernels.copy_kernel.prepare(grid, (*x[:2], *to[:2], N), (D, block, 64), num_warps=4)
 
 
@@ -312,4 +307,4 @@ def _tuning(v: Tensor, best: tuple[int, int, int, int]) -> tuple[int, int, dict[
 def _constants(v: Tensor, rows: int, columns: int) -> tuple[object, ...]:
     """D, BLOCK_D, BM, BN, PRECISION of the kernels."""
     D, single = v.shape[-1], v.dtype == torch.float32
-    return D, max(16, 1 << (D - 1).bit_length()), rows, columns, "ieee" if single else "tf32"
+    return D, max(16, triton.next_power_of_2(D)), rows, columns, "ieee" if single else "tf32"

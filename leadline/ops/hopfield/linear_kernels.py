@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 
 from leadline.ops.launch import Kernel
-
-LOG2E = tl.constexpr(1.4426950408889634)
+from leadline.ops.parts import LOG2E, keep_weights
 
 
 @triton.jit
@@ -51,13 +50,6 @@ def _visible(rows, cols, MASK, N, CAUSAL: tl.constexpr, MASKED: tl.constexpr):
     return seen
 
 
-@triton.jit
-def _keep(SEED, h, rows, cols, N, DROPOUT: tl.constexpr):
-    """1 / (1 - p) where an attention weight is kept, 0 where it is dropped."""
-    draws = tl.rand(tl.load(SEED) + h, rows[:, None] * N + cols[None, :])
-    return tl.where(draws >= DROPOUT, 1.0 / (1.0 - DROPOUT), 0.0)
-
-
 @Kernel
 @triton.jit
 def forward_kernel(
@@ -82,7 +74,7 @@ def forward_kernel(
         shrink = tl.exp2(peak - safe)
         total = total * shrink + tl.sum(p, 1)
         if DROPOUT > 0:
-            p *= _keep(SEED, h, rows, cols, N, DROPOUT)
+            p *= keep_weights(SEED, h, rows, cols, N, DROPOUT)
         v = tl.load(
             V + h * v_h + cols[:, None] * v_n + d[None, :], mask=(cols < N)[:, None] & (d < D)[None, :], other=0.0
         )
@@ -130,7 +122,7 @@ def gradient_kernel(
         dp = tl.dot(do, v, input_precision=PRECISION)
         kept = p
         if DROPOUT > 0:
-            keep = _keep(SEED, h, rows, cols, N, DROPOUT)
+            keep = keep_weights(SEED, h, rows, cols, N, DROPOUT)
             dp *= keep
             kept = p * keep
         tl.store(P + spots, kept.to(P.dtype.element_ty), mask=at)
