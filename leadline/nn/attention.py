@@ -8,7 +8,7 @@ from leadline.errors import LeadlineError, check_choice
 from leadline.nn.cache import LayerCache
 from leadline.nn.schemes import SCHEMES, step
 from leadline.nn.strength import Strength
-from leadline.ops import FORMULAS, hopfield_attention, rotate, standard_attention
+from leadline.ops import FORMULAS, hopfield_attention, packed_attention, rotate, standard_attention
 
 
 class HopfieldAttention(nn.Module):
@@ -102,14 +102,19 @@ class HopfieldAttention(nn.Module):
                 )
             _check_mask(mask, x.shape[0], x.shape[1])
             return step(self, x, state, mask, rope)
+        keys = None if mask is None else mask[:, None, None, :]
+        dropout = self.dropout if self.training else 0.0
+        if self.alpha_prime.off and rope is None and cache is None and self.kv_heads == self.heads:
+            _check_mask(mask, x.shape[0], x.shape[1])
+            qkv = self.qkv(x).unflatten(-1, (3, self.heads, self.head_dim))
+            out = packed_attention(qkv, mask=keys, causal=self.causal, dropout=dropout)
+            return self.mix(x, self.proj(out.flatten(2))), None
         q, k, v = self.project(x)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
         if cache is not None:
             k, v = cache.append(k, v)
         _check_mask(mask, x.shape[0], k.shape[2])
-        keys = None if mask is None else mask[:, None, None, :]
-        dropout = self.dropout if self.training else 0.0
         if self.alpha_prime.off:
             out, state = standard_attention(q, k, v, mask=keys, causal=self.causal, dropout=dropout), None
         else:

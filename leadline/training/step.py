@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.data.base import mix_seed
+from leadline.training.copies import Copies
 from leadline.training.distributed import Processes, Weights
 from leadline.training.optimizer import make_optimizer, undecayed
 from leadline.training.recipe import Recipe
@@ -56,6 +57,8 @@ class Step:
         self.names = ["loss", "gradient_norm"]  # of the sums; metrics follow at the first step
         self.sums: Tensor | None = None  # (len(names),), since they were last read
         self.carry: list[Carry] = [None] * recipe.batch.accumulate
+        half = DTYPES.get(recipe.precision)  # DDP and FSDP know the weights by themselves
+        self.copies = Copies(model, half) if half is not None and processes.mode == "one" else None
         decay = recipe.regularise.ema
         self.ema = None if decay is None else [local.detach().clone() for local in weights.local]
 
@@ -89,10 +92,13 @@ class Step:
         for micro in range(parts):
             last = micro == parts - 1
             wait = nullcontext() if last or self.processes.mode != "ddp" else self.called.no_sync()  # type: ignore[operator]
-            with wait:
+            copies = nullcontext() if self.copies is None else self.copies.in_place()
+            with wait, copies:
                 with self.autocast():
                     loss, metrics, carry = self.task.loss(self.called, part(micro), self.carry[micro])
                 (loss * (self.scale / parts)).backward()
+            if self.copies is not None:
+                self.copies.hand_over()
             found.append({"loss": loss.detach(), **metrics})
             carried.append(carry)
         self.update(found)

@@ -53,7 +53,7 @@ def test_strength_zero_equals_the_reference_path_to_the_last_bit(monkeypatch):
     def reference(*args, **kwargs):
         return ops.hopfield_attention(*args, alpha_prime=0.0, **kwargs)[0]
 
-    monkeypatch.setattr("leadline.nn.attention.standard_attention", reference)
+    monkeypatch.setattr("leadline.ops.packed.standard_attention", reference)
     assert torch.equal(attention(x)[0], standard)
 
 

@@ -148,6 +148,15 @@ def test_bf16_keeps_weights_and_carried_scores(tmp_path):
     assert set(dtypes) == {torch.float32}
 
 
+@pytest.mark.parametrize("settings", [{}, {"batch": {"accumulate": 2}}, {"checkpointing": True}])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_weights_cast_all_at_once_are_those_of_autocast(tmp_path, monkeypatch, precision, settings):
+    train(toy_recipe(tmp_path / "at_once", precision=precision, **settings), make_task=ToyTask)
+    monkeypatch.setattr("leadline.training.copies.CAST", ())  # so that autocast casts all of them
+    train(toy_recipe(tmp_path / "each", precision=precision, **settings), make_task=ToyTask)
+    assert_same_run(tmp_path / "at_once", tmp_path / "each")
+
+
 class Interrupted(ToyTask):
     """Sends this process a signal in the middle of a step."""
 

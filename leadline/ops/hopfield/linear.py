@@ -25,6 +25,7 @@ from leadline.ops.hopfield.reference import check_heads, check_start
 from leadline.ops.launch import Launch
 
 PIECE = 2**27  # bytes of the largest temporary tensor
+STRIP = 2048  # queries of a strip, where that fits: every strip reads and writes the gradients of all keys
 FORWARD, GRADIENT = (128, 128, 8, 4), (64, 64, 4, 3)  # queries, keys, warps, stages: the best of a sweep on an H200
 
 
@@ -134,7 +135,7 @@ def _backward(
     table, weights, shares = _tables(strengths, v)
     rows, columns, options = _tuning(v, GRADIENT)
     group = H // v.shape[1]
-    for b, heads in _pieces(queries, queries[0].shape[1] // v.shape[1]):
+    for b, heads in _pieces(queries, group, STRIP):
         q, k, c, values = _side_by_side(queries, keys, table, shares, v, b, heads)
         do = d_out[b, heads]
         delta = (out[b, heads].float() * do.float()).sum(-1)
@@ -201,10 +202,11 @@ def _gradients(queries: list[Tensor], keys: list[Tensor], v: Tensor) -> tuple[li
     return [fresh(q) for q in queries], [fresh(k) for k in keys], fresh(v)
 
 
-def _pieces(queries: list[Tensor], group: int) -> list[tuple[int, slice]]:
-    """Sample and heads that are worked on at once: as many heads as keep the temporary tensors small."""
+def _pieces(queries: list[Tensor], group: int, strip: int = 0) -> list[tuple[int, slice]]:
+    """Sample and heads that are worked on at once: as many heads as keep the temporary tensors small, which are the
+    gradients of all keys, in float32, and a strip of scores."""
     B, H, N, D = queries[0].shape
-    most = PIECE // (4 * N * len(queries) * D)  # by the gradients of all keys, in float32
+    most = PIECE // (N * max(4 * len(queries) * D, strip * queries[0].element_size()))
     count = max(group, min(H, most // group * group))  # heads that share their keys stay together
     return [(b, slice(h, min(H, h + count))) for b in range(B) for h in range(0, H, count)]
 
@@ -301,6 +303,10 @@ def _shifted(seed: Tensor | None, b: int, heads: slice) -> Tensor | None:
 def _tuning(v: Tensor, best: tuple[int, int, int, int]) -> tuple[int, int, dict[str, Any]]:
     """Queries and keys of a program's block of scores, and options of the launch."""
     rows, columns, warps, stages = (64, 64, 4, 1) if v.dtype == torch.float32 else best
+    if v.is_cuda:  # as many stages as fit beside one more tile
+        line = v.element_size() * triton.next_power_of_2(v.shape[-1])
+        room = torch.cuda.get_device_properties(v.device).shared_memory_per_block_optin - rows * line
+        stages = max(1, min(stages, room // ((rows + columns) * line)))
     return rows, columns, {"num_warps": warps, "num_stages": stages}
 
 

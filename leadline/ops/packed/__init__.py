@@ -1,0 +1,46 @@
+"""Standard attention over few tokens, as in ViTs on small images.
+
+With 64 tokens, what torch's attention kernels are built for, long sequences in blocks, is mostly overhead: here one
+program holds all scores of a head, keeps nothing for the backward pass and writes the gradient in one piece.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from leadline.errors import LeadlineError
+from leadline.ops.backends import HAS_TRITON, chosen
+from leadline.ops.hopfield.reference import standard_attention
+
+__all__ = ["packed_attention"]
+
+TOKENS = 64  # at most: the scores of a head are one tile
+
+
+def packed_attention(
+    qkv: Tensor, *, mask: Tensor | None = None, causal: bool = False, dropout: float = 0.0, backend: str = "auto"
+) -> Tensor:
+    """``standard_attention`` of queries, keys and values that lie side by side, as one projection leaves them.
+
+    qkv (B, N, 3, H, D) -> (B, N, H, D).
+
+    mask, causal, dropout  as in ``hopfield_attention``.
+    backend  "reference" (torch's own attention), "fused" (Triton kernels: float16 or bfloat16, at most 64 tokens, head
+             widths up to 128, neither mask nor dropout) or "auto": fused on a GPU where that fits, else the reference.
+    """
+    backend = chosen(backend, ("auto", "fused", "reference"))
+    if qkv.ndim != 5 or qkv.shape[2] != 3 or 0 in qkv.shape:
+        raise LeadlineError(f"qkv has shape {tuple(qkv.shape)}; it must be (batch, tokens, 3, heads, width), none empty")
+    wanted = backend == "fused" or (backend == "auto" and qkv.is_cuda)
+    if wanted and HAS_TRITON and mask is None and not dropout and _fits(qkv):
+        from leadline.ops.packed import fused
+
+        return fused.packed_attention(qkv.contiguous(), causal)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    return standard_attention(q, k, v, mask=mask, causal=causal, dropout=dropout).transpose(1, 2)
+
+
+def _fits(qkv: Tensor) -> bool:
+    half = qkv.dtype in (torch.float16, torch.bfloat16)
+    return half and qkv.shape[1] <= TOKENS and qkv.shape[-1] <= 128
