@@ -32,7 +32,8 @@ from leadline.training.recipe import Recipe
 from leadline.training.schedule import LearningRate
 from leadline.training.tasks import build_task
 
-DEPTH_80 = {"name": "vit_tiny", "depth": 80, "dim": 192, "heads": 8, "ffn": 384, "patch_size": 4, "norm": "pre"}
+DEPTH_80 = {"name": "vit_tiny", "depth": 80, "dim": 192, "heads": 8, "ffn": 384, "patch_size": 4, "pool": "max"}
+ARMS = {"de-escalated": {"norm": "post", "de_escalation": 1.0}, "post-norm": {"norm": "post"}, "pre-norm": {}}
 FAST = {"precision": "bf16", "compile": "blocks", "graph": True, "device": "cuda"}
 TARGETS = {"depth_80_steps_per_second": 60.0, "vit_b_share_of_timm": 0.9}
 
@@ -147,13 +148,9 @@ def main() -> None:
         step = step_of(recipe, build_task(recipe, processes.device), processes)
         result[options.recipe.stem] = speed({"step": step}, options.steps, options.repeats)["step"]
     else:
-        deep = {"model": DEPTH_80, "batch": {"size": 128}}
         steps = {
-            "depth 80": our_step({**deep, **FAST}, 32, 10),
-            "depth 80, post-norm, de-escalated": our_step(
-                {**deep, **FAST, "model": {**DEPTH_80, "norm": "post", "de_escalation": 1.0}}, 32, 10
-            ),
-            "depth 80, graph without compilation": our_step({**deep, **FAST, "compile": "none"}, 32, 10),
+            f"depth 80, {arm}": our_step({"model": {**DEPTH_80, **cure}, "batch": {"size": 128}, **FAST}, 32, 10)
+            for arm, cure in ARMS.items()
         }
         result["steps_per_second"] = speed(steps, options.steps, options.repeats)
         del steps
@@ -168,7 +165,7 @@ def main() -> None:
         }
         result["steps_per_second"] |= speed(steps, max(options.steps // 5, 1), options.repeats)
         found = result["steps_per_second"]
-        result["depth_80_steps_per_second"] = found["depth 80"]
+        result["depth_80_steps_per_second"] = min(found[f"depth 80, {arm}"] for arm in ARMS)
         result["vit_b_share_of_timm"] = min(
             round(found["ViT-B, ours"] / found["ViT-B, timm"], 3),
             round(found["ViT-B, ours, compiled"] / found["ViT-B, timm, compiled"], 3),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -170,12 +171,21 @@ _compiled_flex: list[Callable[..., Any]] = []
 def _flex_call(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float) -> Tensor:
     from torch.nn.attention.flex_attention import flex_attention
 
+    if bias is not None and bias.numel() >= 2**31:  # seen with torch 2.11; nothing runs on the GPU after that
+        raise RuntimeError(f"a captured tensor of {bias.numel():.2g} elements: illegal memory access in torch's kernel")
     if not _compiled_flex:
         _compiled_flex.append(torch.compile(flex_attention))
 
     def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        if bias is not None:
-            score = score + (bias[b, h, i, j] if bias.ndim == 4 else bias[h, i, j])
-        return torch.where(i >= j, score, -torch.inf) if causal else score
+        return score + (bias[b, h, i, j] if bias.ndim == 4 else bias[h, i, j])  # type: ignore[index,union-attr]
 
-    return _compiled_flex[0](q, k, v, score_mod=modified, scale=scale)
+    mask = _lower_blocks(q.shape[2], q.device) if causal else None
+    return _compiled_flex[0](q, k, v, score_mod=None if bias is None else modified, block_mask=mask, scale=scale)
+
+
+@lru_cache(maxsize=1)
+def _lower_blocks(tokens: int, device: torch.device) -> Any:
+    """What FlexAttention needs to leave out the blocks above the diagonal."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(lambda b, h, i, j: i >= j, None, None, tokens, tokens, device)

@@ -21,6 +21,7 @@ from leadline.errors import LeadlineError, check_choice
 
 SUITES = ("carried", "biased", "models")
 METHODS = ("flash", "leadline", "eager", "compiled", "sdpa_bias", "flex")
+FIELDS = {"carried": "rows", "biased": "biased_rows", "models": "model_rows"}
 STDS = (1.0, 4.0, 16.0)
 REPEATS = 20
 Row = dict[str, Any]
@@ -36,6 +37,9 @@ def bench_attention(
     on_row: Callable[[str, Row, int, int], None] = lambda suite, row, done, total: None,
 ) -> dict[str, Any]:
     """Measure and return ``{hardware, versions, command, rows, biased_rows, model_rows}``.
+
+    Suites that are not asked for stay as they are in ``out``, if that was measured on the same hardware and versions;
+    "commands" says by which command each suite was, "command" by which the rows of carried scores.
 
     shapes: names of ``chains.GPU_SHAPES`` (or CPU_SHAPES), all unless given. ``on_row`` hears of each row as
     it comes, and how many there are.
@@ -56,8 +60,12 @@ def bench_attention(
     models = tuple(MODELS) if "models" in suites and device == "cuda" else ()
     total = sum(len(found) for found in names.values()) * len({"flash", *methods}) + 2 * len(models)
     rows: dict[str, list[Row]] = {"carried": [], "biased": [], "models": []}
-    results: dict[str, Any] = {"hardware": _hardware(device), "versions": _versions(), "command": command}
-    results |= {"rows": rows["carried"], "biased_rows": rows["biased"], "model_rows": rows["models"]}
+    results: dict[str, Any] = {"hardware": _hardware(device), "versions": _versions()}
+    before = _read(out, results)
+    commands = before.get("commands", {}) | dict.fromkeys(suites, command)
+    results |= {"command": commands.get("carried", command), "commands": commands}
+    for suite, name in FIELDS.items():
+        results[name] = rows[suite] if suite in suites else before.get(name, [])
 
     def add(suite: str, row: Row) -> None:
         rows[suite].append(row)
@@ -106,7 +114,7 @@ def _shape_rows(
             else:  # one look at the others is enough
                 found = {1.0: errors(run, shape, device, dtype, 1.0, suite)}
             row |= _error_fields(found, flash)
-        except RuntimeError as error:  # out of memory, or a kernel that this machine has not
+        except Exception as error:  # out of memory, a kernel that this machine has not: the other rows go on
             row |= dict.fromkeys(("forward_ms", "total_ms", "ratio_to_flash", "extra_gib", "error", "grad_error"))
             row["failed"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160]}"
         add(suite, row)
@@ -136,6 +144,15 @@ def _versions() -> dict[str, str]:
         return found | {"triton": version("triton")}
     except PackageNotFoundError:
         return found
+
+
+def _read(out: Path | None, now: dict[str, Any]) -> dict[str, Any]:
+    """What lies at ``out``, if it is a result of the same hardware and versions."""
+    try:
+        before = json.loads(out.read_text()) if out is not None else {}
+        return before if all(before[name] == now[name] for name in now) else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _write(results: dict[str, Any], out: Path) -> None:

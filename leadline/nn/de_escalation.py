@@ -27,8 +27,10 @@ class DeEscalation(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
         """x (B, N, d) -> (B, N, d). While decoding, ``mask`` covers the cached tokens too."""
-        real = torch.ones_like(x[..., :1]) if mask is None else mask[:, -x.shape[1] :, None].to(x.dtype)  # (B, N, 1)
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        if mask is None and not self.causal:
+            return x - self.tau() * x.mean(1, keepdim=True, dtype=wide).to(x.dtype)
+        real = torch.ones_like(x[..., :1]) if mask is None else mask[:, -x.shape[1] :, None].to(x.dtype)  # (B, N, 1)
         kept = x.to(wide) if mask is None else x.to(wide).masked_fill(real == 0, 0)
         real = real.to(wide)
         if not self.causal:

@@ -35,7 +35,7 @@ class Copies:
         """Inside, the model has the copies, made anew from the weights."""
         if self.copies:
             with torch.no_grad():
-                torch._foreach_copy_(self.copies, self.weights)
+                torch._foreach_copy_(tuple(self.copies), tuple(self.weights))
         try:
             for (module, name, _), copy in zip(self.places, self.copies, strict=True):
                 module._parameters[name] = copy
@@ -56,11 +56,12 @@ class Copies:
             copy.grad = None
             if p.grad is None:
                 p.grad = gradient
-        later = [(p.grad, new) for (p, _), new in zip(pairs, wide, strict=True) if p.grad is not new]
+        later = [(_gradient(p), new) for (p, _), new in zip(pairs, wide, strict=True) if p.grad is not new]
         if later:
-            torch._foreach_add_([old for old, _ in later], [new for _, new in later])
+            old, new = (list(tensors) for tensors in zip(*later, strict=True))
+            torch._foreach_add_(old, new)
 
 
-def _gradient(copy: nn.Parameter) -> Tensor:
-    assert copy.grad is not None
-    return copy.grad
+def _gradient(p: nn.Parameter) -> Tensor:
+    assert p.grad is not None
+    return p.grad

@@ -78,7 +78,7 @@ class Run:
         self.seconds = 0.0  # of earlier parts of this run
         self.best: dict[str, Any] | None = None
         self.since = 0  # steps since the figures were last read
-        self.valid: dict[str, float] | None = None  # figures of the last evaluation
+        self.watched: dict[str, float] | None = None  # figures of the last evaluation
 
     def go(self) -> dict[str, Any]:
         start = self._resume()
@@ -119,7 +119,7 @@ class Run:
             score = self._evaluate(done) if due["evaluate"] else None
             better = score is not None and (self.best is None or score > self.best["score"])
             if score is not None and better:
-                self.best = {"step": done, "score": score}
+                self.best = {"step": done, "score": score, "split": self.task.watched}
             if due["checkpoint"] or (better and self.recipe.checkpoint.best) or stop:
                 self._save(done, score)
             if stop and not last:
@@ -178,8 +178,9 @@ class Run:
 
     def _evaluate(self, done: int) -> float:
         """Evaluate, log, and return the score, where more is better."""
-        figures = self.valid = self._figures("valid")
-        self.logs.evaluation({"step": done, "epoch": round(done / self.per_epoch, 4), **figures})
+        split = self.task.watched
+        figures = self.watched = self._figures(split)
+        self.logs.evaluation({"step": done, "epoch": round(done / self.per_epoch, 4), **figures}, split)
         name, way = self.task.best
         return figures[name] if way == "max" else -figures[name]
 
@@ -216,10 +217,10 @@ class Run:
 
     def _resume(self) -> int:
         """Take up the newest whole checkpoint in ``out``; returns the number of steps that are done."""
-        saved, failure = None, None
+        saved, before, failure = None, None, None
         if self.processes.main:
             try:
-                claim(self.out, self.recipe)
+                before = claim(self.out, self.recipe)
                 saved = checkpoint.newest(self.out, lambda line: self.console.print(line, soft_wrap=True))
             except LeadlineError as error:
                 failure = error
@@ -236,17 +237,33 @@ class Run:
             )
         if self.processes.main:
             line = f"going on after step {facts['step']} of {self.total}, from {self.out}"
-            self.console.print(line, soft_wrap=True, highlight=False)
+            self.console.print(line + self._stretched(before, facts["step"]), soft_wrap=True, highlight=False)
         return facts["step"]
 
+    def _stretched(self, before: Recipe | None, step: int) -> str:
+        """What another length does to the learning rate of the next step."""
+        total = self.total if before is None else before.length.steps(self.per_epoch, 0)
+        if total == self.total or step >= self.total:
+            return ""
+        old = LearningRate(self.recipe.schedule, self.recipe.optimizer.lr, total, self.per_epoch)(step - 1)
+        new = self.step.rate(step)
+        if old == new:
+            return ""
+        return (
+            f"; length was {total} steps, and the schedule is now that of {self.total}: the learning rate goes from "
+            f"{old:.3g} to {new:.3g}"
+        )
+
     def _finish(self) -> dict[str, Any]:
-        valid, test = self.valid or self._figures("valid"), self._figures("test")
+        watched = self.task.watched
+        found = {watched: self.watched or self._figures(watched)}
+        if watched != "test":
+            found["test"] = self._figures("test")
         seconds = self._seconds()
         last = checkpoint.folder_of(self.out, self.total).name
         summary = {
             "model": self.recipe.model.name,
-            **{f"test_{name}": value for name, value in test.items()},
-            **{f"valid_{name}": value for name, value in valid.items()},
+            **{f"{split}_{name}": value for split in ("test", "valid") for name, value in found.get(split, {}).items()},
             "best": self.best,
             "checkpoint": last,
             "steps": self.total,
@@ -288,11 +305,12 @@ def prepare_step(recipe: Recipe, task: Task, model: nn.Module, processes: Proces
     unused = processes.mode == "ddp" and _has_unused(recipe, task, model, processes)
     if processes.mode == "fsdp":
         shard(model, processes)
+    options = {"combo_kernels": True} if processes.device.type == "cuda" else {}  # small kernels side by side in one
     if recipe.compile == "blocks":
         for block in {block.module for block in find_blocks(model)}:
-            block.compile()
+            block.compile(options=options)
     elif recipe.compile == "model":
-        model.compile()
+        model.compile(options=options)
     called = replicate(model, processes, unused) if processes.mode == "ddp" else model
     kind = GraphStep if recipe.graph else Step
     return kind(recipe, task, model, called, Weights(model, processes), processes, rate)

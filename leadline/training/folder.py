@@ -11,7 +11,7 @@ import yaml
 
 from leadline.errors import LeadlineError
 from leadline.training.checkpoint import write_json
-from leadline.training.recipe import Recipe
+from leadline.training.recipe import Recipe, parse_recipe
 from leadline.training.stop import Stopped
 
 RECIPE, SUMMARY = "recipe.yaml", "summary.json"
@@ -23,8 +23,8 @@ FREE = (
 )  # fmt: skip
 
 
-def claim(out: Path, recipe: Recipe) -> None:
-    """Make the folder this recipe's, or check that it is."""
+def claim(out: Path, recipe: Recipe) -> Recipe | None:
+    """Make the folder this recipe's, or check that it is; returns the recipe it had before."""
     file = out / RECIPE
     text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
     try:
@@ -35,6 +35,7 @@ def claim(out: Path, recipe: Recipe) -> None:
         new = file.with_name(file.name + ".new")
         new.write_text(text, encoding="utf-8")
         new.replace(file)
+        return parse_recipe(before) if isinstance(before, dict) else None
     except (OSError, yaml.YAMLError) as error:
         raise LeadlineError(f"out={out} cannot be used ({error}); give another folder") from error
 

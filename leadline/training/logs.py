@@ -78,12 +78,12 @@ class Logs:
             left = spent / max(row["step"] - self.first, 1) * (self.total - row["step"])
             self.say(f"step {row['step']}/{self.total}  {figures}, {_clock(left)} left")
 
-    def evaluation(self, row: dict[str, Any]) -> None:
+    def evaluation(self, row: dict[str, Any], split: str) -> None:
         if not self.main:
             return
         self._write(EVALUATION, row)
         figures = ", ".join(f"{name} {value:.4g}" for name, value in row.items() if name not in ("step", "epoch"))
-        self.say(f"step {row['step']}/{self.total}  evaluation: {figures}")
+        self.say(f"step {row['step']}/{self.total}  {split}: {figures}")
 
     def say(self, line: str) -> None:
         if self.main:

@@ -30,7 +30,7 @@ def test_rows_errors_and_progress(small):
     heard = []
     methods = ("flash", "leadline", "eager", "sdpa_bias")
     results = bench_attention(methods=methods, device="cpu", on_row=lambda *row: heard.append(row))
-    assert {"hardware", "versions", "command", "rows", "biased_rows", "model_rows"} == set(results)
+    assert {"hardware", "versions", "command", "commands", "rows", "biased_rows", "model_rows"} == set(results)
     assert [row["method"] for row in results["rows"]] == [*methods, *methods]
     for row in (*results["rows"], *results["biased_rows"]):
         assert set(row) >= FIELDS
@@ -83,6 +83,18 @@ def test_the_command_writes_json_and_a_picture(small, tmp_path):
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == json.loads(out.read_text())
     assert out.with_suffix(".png").stat().st_size > 5000
+
+
+def test_suites_that_are_not_asked_for_stay(small, tmp_path):
+    out = tmp_path / "bench.json"
+    first = bench_attention(("carried",), ("causal",), ("flash",), "cpu", "first", out)
+    both = bench_attention(("biased",), ("causal",), ("flash",), "cpu", "second", out)
+    assert both["rows"] == first["rows"]
+    assert len(both["biased_rows"]) == 1
+    assert both["commands"] == {"carried": "first", "biased": "second"}
+    assert both["command"] == "first"
+    out.write_text(json.dumps({**both, "hardware": "another"}))
+    assert bench_attention(("biased",), ("causal",), ("flash",), "cpu", "third", out)["rows"] == []
 
 
 def test_unknown_names_are_refused():

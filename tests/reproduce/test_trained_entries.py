@@ -58,7 +58,7 @@ def test_depth_80(tmp_path: Path) -> None:
 
 
 def test_skipless(tmp_path: Path) -> None:
-    short = {"epochs": 2, "trial_epochs": 1, "batch": 256}
+    short = {"epochs": 2, "batch": 256}
     sizes = {"dim": 16, "heads": 2, "depths": [2], "inits": ["trunc_normal"], "lrs": [1e-3, 1e30], "seeds": 2}
     run([shrunk("hop-skipless", short, **sizes)], tmp_path)
     summary = store.read(tmp_path / "hop-skipless")

@@ -358,6 +358,8 @@ def test_a_folder_belongs_to_one_recipe(tmp_path, capsys):
     assert train(toy_recipe(tmp_path, log={"every": 3}), make_task=ToyTask) == first
     assert "nothing to do" in capsys.readouterr().err.replace("\n", " ")
     assert train(toy_recipe(tmp_path, length="14 steps"), make_task=ToyTask)["steps"] == 14
+    said = " ".join(capsys.readouterr().err.split())
+    assert "length was 12 steps, and the schedule is now that of 14: the learning rate goes from" in said
 
 
 def test_what_a_run_leaves_behind(tmp_path):
@@ -391,7 +393,7 @@ def test_compiled_blocks_are_compiled_once_and_give_the_same(tmp_path, monkeypat
 
     counter = CompileCounterWithBackend("aot_eager")  # without a C++ compiler
     plain = torch.nn.Module.compile
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: plain(self, backend=counter))
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, options: plain(self, backend=counter))
     settings = {"model": {"depth": 6}, "regularise": {"drop_path": 0.3}, "watch": {"every": "6 steps"}}
     train(toy_recipe(tmp_path / "plain", **settings), make_task=ToyTask)
     train(toy_recipe(tmp_path / "blocks", compile="blocks", **settings), make_task=ToyTask)

@@ -65,8 +65,21 @@ def test_evaluation_is_over_the_whole_split() -> None:
     assert (held["train_images"], held["valid_images"], held["test_images"]) == (1293, 144, 360)
     with pytest.raises(LeadlineError, match="unknown split 'dev'"):
         task.evaluate(model, "dev")
+    assert task.watched == "valid"
     without = build_task(recipe(), CPU)
-    assert without.evaluate(model, "valid") == without.evaluate(model, "test")
+    assert without.watched == "test"
+    with pytest.raises(LeadlineError, match=r"split is 'valid' and data\.valid is 0"):
+        without.evaluate(model, "valid")
+
+
+def test_a_run_says_which_split_it_watches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for held, split in ((0.0, "test"), (0.1, "valid")):
+        settings: dict[str, Any] = {"data": {"name": "digits", "valid": held}, "length": "2 steps", "evaluate": 1}
+        summary = train(recipe(**settings, out=str(tmp_path / split)))
+        assert f"{split}: accuracy" in capsys.readouterr().err
+        assert summary["best"]["split"] == split
+        assert ("valid_accuracy" in summary) == (split == "valid")
+        assert 0 <= summary["test_accuracy"] <= 1
 
 
 def test_loss_smooths_and_takes_soft_labels() -> None:

@@ -305,7 +305,8 @@ def _tuning(v: Tensor, best: tuple[int, int, int, int]) -> tuple[int, int, dict[
     rows, columns, warps, stages = (64, 64, 4, 1) if v.dtype == torch.float32 else best
     if v.is_cuda:  # as many stages as fit beside one more tile
         line = v.element_size() * triton.next_power_of_2(v.shape[-1])
-        room = torch.cuda.get_device_properties(v.device).shared_memory_per_block_optin - rows * line
+        card: Any = torch.cuda.get_device_properties(v.device)
+        room = card.shared_memory_per_block_optin - rows * line
         stages = max(1, min(stages, room // ((rows + columns) * line)))
     return rows, columns, {"num_warps": warps, "num_stages": stages}
 

@@ -31,9 +31,7 @@ def _backward(qkv: Tensor, d_out: Tensor, causal: bool) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def _launches(
-    device: torch.device, dtype: torch.dtype, shape: tuple[int, ...], causal: bool
-) -> tuple[Launch, Launch]:
+def _launches(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...], causal: bool) -> tuple[Launch, Launch]:
     B, N, _, H, D = shape
     block = max(16, triton.next_power_of_2(N))
     constants = (causal, H, D, max(16, triton.next_power_of_2(D)), block)

@@ -26,6 +26,10 @@ class Task(Protocol):
     def best(self) -> tuple[str, Literal["max", "min"]]:
         """The figure of ``evaluate`` that picks the best checkpoint, and whether more or less of it is better."""
 
+    @property
+    def watched(self) -> Literal["valid", "test"]:
+        """The split of the evaluations during training: "test" where nothing is held out for validation."""
+
     def make_model(self) -> nn.Module:
         """The model of the recipe, with what follows from the data (classes, image size, vocabulary) filled in."""
 

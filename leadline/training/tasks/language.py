@@ -60,6 +60,7 @@ class LanguageTask:
     """Trains on shuffled windows of the text, or with a memory on lanes of it; evaluates by perplexity."""
 
     best: tuple[str, Literal["max", "min"]] = ("loss", "min")
+    watched: Literal["valid", "test"] = "valid"  # every text has one
 
     def __init__(self, recipe: Recipe, device: torch.device, rank: int = 0, world: int = 1) -> None:
         import torch

@@ -31,7 +31,7 @@ SPLITS = ("train", "valid", "test")
 class VisionData(Section):
     """Images and labels. ``path`` is a local copy; without it the hub's is downloaded (not for folder and digits).
 
-    valid  the part of the training images held out as the split "valid"; 0: "valid" is the test split.
+    valid  the part of the training images held out as the split "valid"; 0: none, training watches the test split.
     limit  only the first so many training images.
     store  "memory" keeps bytes on the device, "workers" decodes as it goes; auto: memory for CIFAR and digits.
     """
@@ -103,6 +103,10 @@ class VisionTask:
         )
         self._sweeps: dict[str, Sweep] = {}
 
+    @property
+    def watched(self) -> Literal["valid", "test"]:
+        return "valid" if len(self.members["valid"]) else "test"
+
     def make_model(self) -> nn.Module:
         from leadline.models import create_model
 
@@ -151,7 +155,8 @@ class VisionTask:
         """A split once through, in batches (pixels, labels, which rows count), not augmented; this process's part."""
         from leadline.data.sweep import Sweep
 
-        split = "test" if split == "valid" and not len(self.members["valid"]) else split
+        if split == "valid" and self.watched != "valid":
+            raise LeadlineError("split is 'valid' and data.valid is 0, nothing is held out; give 'test' or 'train'")
         if split not in self._sweeps:
             import torch
 
