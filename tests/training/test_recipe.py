@@ -9,6 +9,10 @@ from typer.testing import CliRunner
 from leadline.cli import app
 from leadline.errors import LeadlineError
 from leadline.training import load_recipe, parse_recipe
+from leadline.training.recipe import Recipe
+from leadline.training.section import Section
+from leadline.training.tasks.language import TextData
+from leadline.training.tasks.vision import VisionData
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 LEAST = {"model": {"name": "vit_tiny"}, "data": {"name": "digits"}, "length": 3}
@@ -101,3 +105,13 @@ def test_the_command_line_says_it_and_exits_with_2(monkeypatch, capsys):
 def test_help_has_an_example():
     said = CliRunner().invoke(app, ["train", "--help"]).output
     assert "Examples: leadline train" in " ".join(said.split())
+
+
+def test_the_page_on_training_names_every_key():
+    page = (RECIPES.parent / "docs" / "training.md").read_text()
+    sections = [Recipe, VisionData, TextData]
+    while sections:
+        for name, field in sections.pop().model_fields.items():
+            assert f"`{name}`" in page, name
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+                sections.append(field.annotation)
