@@ -87,15 +87,19 @@ def demo(
 
 @app.command(
     epilog="Examples: leadline probe bert --depth 100 --out depth.html | leadline probe gpt2 --pretrained ./folder | "
-    "leadline probe timm:vit_base_patch16_224 | leadline probe my_model.py:make_model"
+    "leadline probe runs/first | leadline probe timm:vit_base_patch16_224 | leadline probe my_model.py:make_model"
 )
 def probe(
     model: Annotated[
         str | None,
-        typer.Argument(help="A model type of transformers, timm:NAME, file.py:FUNCTION, or one of `leadline models`."),
+        typer.Argument(
+            help="A type of transformers, timm:NAME, file.py:FUNCTION, a folder, or one of `leadline models`."
+        ),
     ] = None,
     depth: Annotated[int | None, typer.Option(help="Number of layers instead of the usual one.")] = None,
-    pretrained: Annotated[Path | None, typer.Option(help="A folder with the weights of a checkpoint.")] = None,
+    pretrained: Annotated[
+        Path | None, typer.Option(help="The folder of a checkpoint, or of a run, whose best one is taken.")
+    ] = None,
     out: Annotated[
         list[Path] | None, typer.Option(help="Save the report: .html, .json, .png, .svg or .pdf; may be repeated.")
     ] = None,
@@ -209,7 +213,7 @@ def bench_attention(
 
 @app.command(epilog="Example: leadline cure ./checkpoint --alpha .5 --out ./cured")
 def cure(
-    folder: Annotated[Path, typer.Argument(help="A checkpoint of transformers, or one that model.save wrote.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of a checkpoint, or of a run, whose best one is taken.")],
     out: Annotated[Path, typer.Option(help="Folder for the cured model: a new or an empty one.")],
     alpha: Annotated[float | None, typer.Option(help="Weight of the layer's input, in [0, 1).")] = None,
     alpha_prime: Annotated[float | None, typer.Option(help="Weight of the carried scores, in [0, 1).")] = None,

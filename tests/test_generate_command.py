@@ -108,14 +108,17 @@ def test_one_token_at_a_time_with_the_cache():
     assert seen == [6, 1, 1, 1, 1, 1, 1]
 
 
-def test_a_run_a_checkpoint_and_a_model_of_transformers(tmp_path):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A few steps of real training on text: the folder of the run, its summary beside it."""
     from leadline.training import parse_recipe, train
 
-    data = tmp_path / "data"
+    place = tmp_path_factory.mktemp("trained")
+    data = place / "data"
     data.mkdir()
     for split in ("train", "valid", "test"):
         (data / f"{split}.txt").write_text(TEXT)
-    text = {"name": "text", "path": str(data), "tokenizer": "byte", "tokens": 16, "cache": str(tmp_path / "cache")}
+    text = {"name": "text", "path": str(data), "tokenizer": "byte", "tokens": 16, "cache": str(place / "cache")}
     tree = {
         "model": {"name": "gpt2_small", "depth": 1, "dim": 8, "heads": 2},
         "data": text,
@@ -123,12 +126,30 @@ def test_a_run_a_checkpoint_and_a_model_of_transformers(tmp_path):
         "batch": {"size": 2},
         "device": "cpu",
         "regularise": {"ema": 0.5},
-        "out": str(tmp_path / "run"),
+        "out": str(place / "run"),
     }
-    summary = train(parse_recipe(tree))
-    found = [run(tmp_path / place, "The", "--tokens", 5).stdout for place in ("run", f"run/{summary['checkpoint']}")]
+    return place / "run", train(parse_recipe(tree))
+
+
+@pytest.mark.parametrize("of_the_run", [True, False], ids=["run", "checkpoint"])
+def test_a_cured_run_still_writes(trained, of_the_run, tmp_path):
+    """The tokenizer lies in the folder of the run; a cure takes it along."""
+    source, summary = trained
+    source = source if of_the_run else source / summary["checkpoint"]
+    words = ["cure", source, "--alpha", 0.5, "--alpha-prime", 0.3, "--out", tmp_path / "cured"]
+    assert CliRunner().invoke(app, list(map(str, words)), catch_exceptions=False).exit_code == 0
+    plain = open_language_model(source, "cpu")[0] if of_the_run else ll.load(source)
+    want = ll.cure(plain, alpha=0.5, alpha_prime=0.3).generate(torch.tensor([list(b"Tiefe")]), 6)
+    said = run(tmp_path / "cured", "Tiefe", "--tokens", 6, "--device", "cpu")
+    assert said.exit_code == 0
+    assert said.stdout == ByteTokenizer().decode(want[0].tolist()) + "\n"
+
+
+def test_a_run_a_checkpoint_and_a_model_of_transformers(trained, tmp_path):
+    folder, summary = trained
+    found = [run(place, "The", "--tokens", 5).stdout for place in (folder, folder / summary["checkpoint"])]
     assert found[0] == found[1]
-    found = evaluate(tmp_path / "run", device="cpu", out=tmp_path / "evaluation")
+    found = evaluate(folder, device="cpu", out=tmp_path / "evaluation")
     assert found.figures["loss"] == pytest.approx(summary["test_loss"], abs=1e-6)  # the averaged weights
     assert found.figures["bytes"] == len(TEXT.encode())
     assert {file.name for file in found.files} == {"evaluation.json", "report.html", "report.json", "violins.png"}
@@ -179,8 +200,8 @@ def test_memory_may_be_longer_in_evaluation(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("prepare", "part"),
     [
-        (lambda p: p / "nowhere", "does not exist; give the folder of a run or of a model"),
-        (lambda p: p, "holds neither a model nor a checkpoint"),
+        (lambda p: p / "nowhere", "is not a folder; give the folder of a model or of a run"),
+        (lambda p: p, "holds neither a model (it has no config.json) nor a checkpoint of a run"),
         (lambda p: (build().save(p), p)[1], "put the model's tokenizer there"),
         (
             lambda p: (ll.create_model("vit_tiny", depth=1).save(p), p)[1],

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from leadline.data.hub import quiet_hub
 from leadline.errors import LeadlineError, check_choice, need
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -155,7 +156,8 @@ class HubRows:
         self.layout, self.classes = layout, layout.classes
         datasets = need("datasets", "data")
         try:
-            self.found = datasets.load_dataset(layout.hub, split=layout.splits[split]).with_format("arrow")
+            with quiet_hub():
+                self.found = datasets.load_dataset(layout.hub, split=layout.splits[split]).with_format("arrow")
         except (OSError, datasets.exceptions.DatasetsError) as error:
             raise LeadlineError(
                 f"{layout.title} is not on this machine and {layout.hub!r} could not be downloaded "

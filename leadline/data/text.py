@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from leadline.data.hub import quiet_hub
 from leadline.data.text_tokenizers import BETWEEN_LINES
 from leadline.errors import LeadlineError, check_choice, need
 
@@ -189,7 +190,8 @@ def _joined(chunks: Iterable[str]) -> Iterator[str]:
 def _from_hub(name: str, subset: str | None, column: str) -> Corpus:
     datasets = need("datasets", "data")
     try:
-        found = datasets.load_dataset(name, subset)
+        with quiet_hub():
+            found = datasets.load_dataset(name, subset)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise LeadlineError(
             f"{name!r} ({subset or 'default'}) is not on this machine and could not be downloaded "

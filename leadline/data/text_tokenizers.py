@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from leadline.data.hub import quiet_hub
 from leadline.errors import LeadlineError, need
 
 FILE = "tokenizer.json"  # of transformers for byte-pair encodings, ours for the other kinds
@@ -211,7 +212,8 @@ def _gpt2() -> PairTokenizer:
     transformers = need("transformers", "hub")
     for offline in (True, False):
         try:
-            found = transformers.AutoTokenizer.from_pretrained("openai-community/gpt2", local_files_only=offline)
+            with quiet_hub():
+                found = transformers.AutoTokenizer.from_pretrained("openai-community/gpt2", local_files_only=offline)
             return PairTokenizer(found.backend_tokenizer)
         except (OSError, ValueError):
             continue

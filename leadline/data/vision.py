@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leadline.data.digits import Split
+from leadline.data.hub import quiet_hub
 from leadline.data.sets import IMAGENET_MEAN, IMAGENET_STD, LAYOUTS, decode, parquet_batches, parquet_files
 from leadline.errors import LeadlineError, check_choice, need
 
@@ -55,7 +56,8 @@ def _from_folder(folder: Path, split: str, limit: int | None) -> Any:
 def _from_hub(split: str, limit: int | None) -> Any:
     datasets = need("datasets", "data")
     try:
-        found = datasets.load_dataset(CIFAR10, split=split)
+        with quiet_hub():
+            found = datasets.load_dataset(CIFAR10, split=split)
     except (OSError, datasets.exceptions.DatasetsError) as error:
         raise LeadlineError(
             f"CIFAR-10 is not on this machine and {CIFAR10!r} could not be downloaded ({type(error).__name__}); give a "

@@ -1,10 +1,11 @@
-"""Reading back what ``Model.save`` wrote."""
+"""Reading back what ``Model.save`` wrote, by itself or as a checkpoint of a run."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError
@@ -15,10 +16,15 @@ from leadline.errors import LeadlineError, unknown_name
 from leadline.models.base import CONFIG_FILE, WEIGHTS_FILE, Model
 from leadline.models.registry import FAMILIES, make_config
 
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt")  # what ``data.text_tokenizers`` reads
+
 
 def load(folder: str | os.PathLike[str]) -> nn.Module:
-    """The model saved in ``folder``, ours or a cured one of transformers, on the CPU, in evaluation mode."""
-    source = Path(folder)
+    """The model saved in ``folder``, ours or a cured one of transformers, on the CPU, in evaluation mode.
+
+    ``folder`` may also be that of a training run, see ``model_folder``.
+    """
+    source = model_folder(folder)
     description = _read_description(source)
     if isinstance(description["leadline"], dict):  # a cured model of transformers; ours has its version there
         from leadline.surgery import load_cured
@@ -40,6 +46,42 @@ def load(folder: str | os.PathLike[str]) -> nn.Module:
     return model.eval()
 
 
+def model_folder(folder: str | os.PathLike[str], which: Literal["best", "last"] = "best") -> Path:
+    """Where the model is: ``folder`` itself, or a checkpoint of the run whose folder it is.
+
+    Of a run that is the best checkpoint by its evaluation, the last one where none was evaluated, and there the
+    averaged weights if the run has them.
+    """
+    source = Path(folder)
+    if (source / CONFIG_FILE).is_file():
+        return source
+    if not source.is_dir():
+        raise LeadlineError(f"{source} is not a folder; give the folder of a model or of a run")
+    from leadline.training import checkpoint
+
+    saved = checkpoint.find_checkpoint(source, which)
+    if saved is None:
+        nothing = f"neither a model (it has no {CONFIG_FILE}) nor a checkpoint of a run"
+        found = "damaged checkpoints only" if checkpoint.listed(source) else nothing
+        raise LeadlineError(f"{source} holds {found}; give the folder of a model or of a run")
+    if not (saved.folder / CONFIG_FILE).is_file():
+        raise LeadlineError(f"{saved.folder} has no {CONFIG_FILE}: its model is not ours, load it where it was made")
+    return averaged(saved.folder)
+
+
+def averaged(folder: Path) -> Path:
+    """The averaged weights of a checkpoint where it has them, else the checkpoint itself."""
+    inside = folder / "ema"
+    return inside if (inside / CONFIG_FILE).is_file() else folder
+
+
+def tokenizer_home(folder: Path) -> Path | None:
+    """The folder that has the tokenizer of the model in ``folder``: this one, or that of its run above it."""
+    place = folder.resolve()
+    homes = [place, *place.parents[: 2 if place.name == "ema" else 1]]
+    return next((home for home in homes if any((home / name).is_file() for name in TOKENIZER_FILES)), None)
+
+
 def fill(model: Model, tensors: dict[str, Tensor], origin: str) -> None:
     """Give a model built on the meta device its weights; every name and shape must agree."""
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -58,8 +100,6 @@ def fill(model: Model, tensors: dict[str, Tensor], origin: str) -> None:
 
 def _read_description(folder: Path) -> dict:
     file = folder / CONFIG_FILE
-    if not file.is_file():
-        raise LeadlineError(f"{file} does not exist; give a folder that model.save wrote")
     try:
         description = json.loads(file.read_text())
     except ValueError as error:

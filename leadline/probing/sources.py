@@ -44,7 +44,8 @@ def open_model(
       path/to/file.py:FUNCTION   a function that returns a model, or a model and its inputs; with ``depth`` it is
                                  called as FUNCTION(depth=depth)
     depth       number of layers instead of the usual one.
-    pretrained  a folder with weights: of transformers (spec is then its model type, or left out), or of ours.
+    pretrained  a folder with weights: of transformers (spec is then its model type, or left out), or of ours; or
+                that of a training run, whose best checkpoint is taken.
 
     Weights are drawn after ``torch.manual_seed(0)``. Inputs are two samples: 128 token ids drawn evenly with seed 0;
     a page of our own text if the folder brings its tokenizer; scikit-learn's digits, scaled to the size of an image
@@ -184,8 +185,11 @@ def _from_file(spec: str, depth: int | None) -> tuple[nn.Module, Any]:
         raise unknown_name(f"function of {file}", function, found)
     if depth is not None and "depth" not in inspect.signature(build).parameters:
         raise LeadlineError(f"{function} in {file} takes no depth; leave out depth, or give it that argument")
+    from leadline.data.hub import quiet_hub
+
     try:
-        built = build() if depth is None else build(depth=depth)
+        with quiet_hub():  # it may ask the hub for a model
+            built = build() if depth is None else build(depth=depth)
     except LeadlineError:
         raise
     except Exception as error:
@@ -198,7 +202,10 @@ def _from_file(spec: str, depth: int | None) -> tuple[nn.Module, Any]:
     return model, inputs
 
 
-def _from_folder(folder: Path, spec: str | None) -> tuple[nn.Module, Any]:
+def _from_folder(given: Path, spec: str | None) -> tuple[nn.Module, Any]:
+    from leadline.models.io import load, model_folder
+
+    folder = model_folder(given)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
@@ -208,8 +215,6 @@ def _from_folder(folder: Path, spec: str | None) -> tuple[nn.Module, Any]:
             f"{folder} is no checkpoint: its config.json holds a {type(config).__name__}, not a mapping"
         )
     if "leadline" in config:
-        from leadline.models import load
-
         return load(folder), None
     kind = config.get("model_type")
     if spec is not None and kind != spec:

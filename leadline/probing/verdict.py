@@ -88,6 +88,11 @@ def _collapse_depth(layers: Sequence[LayerFigures], passed: int | None) -> float
     return depth if depth < _FAR else None
 
 
+def depth_of_collapse(ahead: float, blocks: int) -> int:
+    """A depth beyond the ``blocks`` that there are, in whole layers."""
+    return max(blocks + 1, round(ahead))
+
+
 def describe(verdict: Verdict, layers: Sequence[LayerFigures]) -> str:
     """The verdict in a few sentences."""
     first, last, blocks = layers[0], layers[-1], len(layers) - 1
@@ -113,8 +118,10 @@ def describe(verdict: Verdict, layers: Sequence[LayerFigures]) -> str:
         if first.similarity >= _COLLAPSED and last.similarity >= _COLLAPSED:
             sentences.append("The tokens are alike from the start; depth is not the cause.")
         elif verdict.collapse_depth is not None and verdict.collapse_depth > blocks:
+            deeper = depth_of_collapse(verdict.collapse_depth, blocks)
             sentences.append(
-                f"If it went on as in the last half, it would pass .99 near layer {verdict.collapse_depth:.0f}."
+                f"Its present depth is no trouble: by the trend of its last half, a model of the same kind would pass "
+                f".99 only if it were made about {deeper} layers deep."
             )
     if verdict.rank_collapse:
         sentences.append(f"Effective rank falls from {first.effective_rank:.1f} to {last.effective_rank:.1f}.")

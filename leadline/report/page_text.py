@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from leadline.probing.figures import LayerFigures, Trial
-from leadline.probing.verdict import entropy_share
+from leadline.probing.verdict import depth_of_collapse, entropy_share
 from leadline.report.page_data import NONE, Report, call, finite, mean_of, number, said, spans
 
 _KINDS = {
@@ -31,10 +31,12 @@ def facts(report: Report) -> list[tuple[str, str, str]]:
     entry = finite(report.layers[0].similarity) if report.layers else None
     redundant = spans(verdict.redundant)
     ahead = finite(verdict.collapse_depth)
+    where = NONE if ahead is None else f"layer {number(float(f'{ahead:.3g}'))}"
     if ahead is None:
         remark = "no collapse in sight"
     elif ahead > depth:
-        remark = f"deeper than this model ({depth} blocks)"
+        where = f"{depth_of_collapse(ahead, depth)} layers"
+        remark = f"by its trend, if it were made that deep; it has {depth} blocks"
     else:
         remark = f"within its {depth} blocks"
     ranks = [number(layer.effective_rank) for layer in report.layers] or [NONE]
@@ -45,7 +47,7 @@ def facts(report: Report) -> list[tuple[str, str, str]]:
         *((f"Similarity passes {level}", where, "") for level, where in _passes(report)),
         ("Rate of escalation", number(verdict.rate), "fitted: growth of similarity / diversity a layer"),
         ("Rate by theory", number(verdict.expected_rate), "1 + gain² at the gain measured"),
-        ("Depth of collapse", NONE if ahead is None else f"layer {number(float(f'{ahead:.3g}'))}", remark),
+        ("Depth of collapse", where, remark),
         ("Effective rank at the end", ranks[-1], f"at the input {ranks[0]}" + "; it collapses" * verdict.rank_collapse),
         (
             "Entropy of attention",

@@ -174,11 +174,13 @@ def _conclude(summaries: list[dict[str, Any]], console: Console) -> bool:
     digits = [claim for _, claim in claims if claim["kind"] == "digits"]
     false = [f"{name}: {claim['name']}" for name, claim in shapes if not claim["holds"]]
     seconds = sum(summary["seconds"] for summary in summaries)
-    console.print(
-        f"\n[bold]{len(shapes) - len(false)} of {len(shapes)} shape claims hold;[/] "
-        f"{sum(claim['holds'] for claim in digits)} of {len(digits)} digits are within their tolerance. "
-        f"{len(summaries)} entries, {seconds:.0f} s."
-    )
+    said = []
+    if shapes:
+        said.append(f"[bold]{len(shapes) - len(false)} of {len(shapes)} shape claims hold[/]")
+    if digits:
+        said.append(f"{sum(claim['holds'] for claim in digits)} of {len(digits)} digits are within their tolerance")
+    entries = "1 entry" if len(summaries) == 1 else f"{len(summaries)} entries"
+    console.print(f"\n{'; '.join(said)}{'. ' if said else ''}{entries}, {seconds:.0f} s.")
     for line in false:
         console.print(f"[bold red]does not hold:[/] {escape(line)}")
     return not false

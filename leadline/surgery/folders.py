@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from leadline.errors import LeadlineError, need
+from leadline.models.io import TOKENIZER_FILES, model_folder, tokenizer_home
 from leadline.surgery.huggingface import forget
 from leadline.surgery.operate import cure
 from leadline.surgery.plan import KEY, check_strengths
@@ -32,10 +33,10 @@ def load_cured(folder: str | os.PathLike[str], **options: Any) -> nn.Module:
 
     ``options`` go to ``from_pretrained``: device_map, dtype and so on. The dtype is the saved one unless given.
     """
-    description = _read_config(Path(folder))
+    description = _read_config(model_folder(folder))
     strengths = description.get(KEY)
     if not isinstance(strengths, dict):
-        raise LeadlineError(f"{folder} holds no cured model; its config.json has no {KEY!r} entry")
+        raise LeadlineError(f"{folder} holds no cured model of transformers; leadline.load takes any model")
     wanted = ("alpha", "alpha_prime", "de_escalation", "de_escalation_at", "start", "layers")
     missing = [name for name in wanted if name not in strengths]
     if missing:
@@ -58,10 +59,11 @@ def cure_folder(
     """Cure the checkpoint in ``folder``, ours or one of transformers, and save it in ``out``; returns ``out``.
     The other arguments are those of ``cure``.
 
-    Tokenizer and other small files are copied along.
+    ``folder`` may be that of a training run: its best checkpoint is taken, averaged weights where it has them.
+    The tokenizer is copied along, with the other small files of a checkpoint of transformers.
     """
     check_strengths(alpha, alpha_prime, de_escalation, de_escalation_at, start)
-    source, target = Path(folder), Path(out)
+    source, target = model_folder(folder), Path(out)
     description = _read_config(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise LeadlineError(f"{target} exists and is not an empty folder; give a new one for the cured model")
@@ -80,6 +82,10 @@ def cure_folder(
 
         own: Any = cure(load(source), **options)
         own.save(target)
+        home = tokenizer_home(source) if hasattr(own.config, "vocab_size") else None
+        for name in TOKENIZER_FILES:
+            if home is not None and (home / name).is_file():
+                shutil.copy2(home / name, target / name)
         return target
     model: Any = cure(_load_plain(source, description, None, {}), **options)
     model.save_pretrained(target)
@@ -91,12 +97,6 @@ def cure_folder(
 
 def _read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
-    if not folder.is_dir():
-        raise LeadlineError(f"{folder} is not a folder; give the folder of a checkpoint")
-    if not file.is_file():
-        raise LeadlineError(
-            f"{folder} is no checkpoint: it has no config.json; give a folder that save_pretrained wrote"
-        )
     try:
         description = json.loads(file.read_text())
     except ValueError as error:

@@ -18,6 +18,7 @@ from leadline.surgery.plan import KEY, Plan, choose_layers
 PLACE = "_leadline_cure"  # attribute of a cured base model
 
 # A fusion that transformers does not know: its from_pretrained stops there, whatever else it is told, with this text.
+# Nothing else would: a class only warns of a foreign model_type, passes over auto_map, drops transformers_weights.
 UNKNOWN_FUSION = "cured by Leadline, load this folder with leadline.load"
 
 

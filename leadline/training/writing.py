@@ -16,8 +16,8 @@ from leadline.errors import LeadlineError, need
 from leadline.models import TransformerXL, convert, load
 from leadline.models.base import CONFIG_FILE
 from leadline.models.decoder import Decoder
+from leadline.models.io import averaged, model_folder, tokenizer_home
 from leadline.models.streaming import stream_tokens
-from leadline.training.checkpoint import find_checkpoint
 
 _BROKEN = "\ufffd"  # what stands for bytes that are no whole character yet
 
@@ -41,8 +41,7 @@ def open_language_model(
                 f"{place} holds a cured {type(model).__name__}; use it in Python, by leadline.load({str(place)!r})"
             )
         raise LeadlineError(f"{place} holds a {model.family} model, which does not write text; give a decoder's folder")
-    homes = [place, place.parent, place.parent.parent] if place != source else [source, source.parent]
-    found = next((home for home in homes if any((home / name).is_file() for name in (FILE, "merges.txt"))), None)
+    found = tokenizer_home(place)
     if found is None:
         raise LeadlineError(f"{source} has no {FILE}, neither has the folder above; put the model's tokenizer there")
     tokenizer = load_tokenizer(found)
@@ -59,15 +58,7 @@ def open_language_model(
 
 def weights_in(folder: Path, which: str = "best") -> Path:
     """The folder with the weights: this one, or that of a run's checkpoint; averaged weights where there are."""
-    if not folder.is_dir():
-        raise LeadlineError(f"{folder} does not exist; give the folder of a run or of a model")
-    if not (folder / CONFIG_FILE).is_file():
-        saved = find_checkpoint(folder, "last" if which == "last" else "best")
-        if saved is None:
-            raise LeadlineError(f"{folder} holds neither a model nor a checkpoint; give the folder of a run or a model")
-        folder = saved.folder
-    averaged = folder / "ema"
-    return averaged if (averaged / CONFIG_FILE).is_file() else folder
+    return averaged(model_folder(folder, "last" if which == "last" else "best"))
 
 
 def write(

@@ -118,8 +118,8 @@ def damage(folder, how):
 @pytest.mark.parametrize(
     ("how", "part"),
     [
-        ("no folder", "does not exist"),
-        ("no config", "does not exist"),
+        ("no folder", "is not a folder"),
+        ("no config", "has no config.json"),
         ("broken config", "is not JSON"),
         ("foreign config", "is not Leadline's"),
         ("unknown family", "did you mean 'gpt2'?"),

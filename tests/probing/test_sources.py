@@ -143,7 +143,7 @@ def test_folders_with_weights(tmp_path):
     (tmp_path / "broken" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     for spec, folder, message in [
         ("bert", "theirs", "holds a model of type 'gpt2', not 'bert'"),
-        ("gpt2", "nowhere", "is no checkpoint"),
+        ("gpt2", "nowhere", "is not a folder"),
         ("gpt2", "broken", "cannot be loaded by transformers"),
     ]:
         with pytest.raises(LeadlineError, match=message) as caught:

@@ -52,7 +52,14 @@ def test_where_it_leads_when_it_goes_on():
     assert verdict.text.startswith("Leave it alone: nothing collapses here.")
     exact = math.log(99 / 0.1) / math.log(1.2)  # 0.1 * 1.2^L = 99
     assert verdict.collapse_depth == pytest.approx(exact)
-    assert f"near layer {exact:.0f}" in verdict.text
+    assert verdict.text.endswith(
+        "Its present depth is no trouble: by the trend of its last half, a model of the same kind would pass .99 only "
+        f"if it were made about {exact:.0f} layers deep."
+    )
+    steep = judge(layers([6 * 400.0 ** (i - 4) for i in range(5)]))
+    assert steep.kind == "no collapse"
+    assert 4 < steep.collapse_depth < 4.5
+    assert "about 5 layers deep" in steep.text  # deeper than it is, whatever the rounding
     falling = judge(layers([0.9**i for i in range(9)]))
     assert falling.collapse_depth is None
     assert falling.rate == pytest.approx(0.9)

@@ -84,6 +84,27 @@ def test_only_a_false_shape_fails(tmp_path: Path, shape: bool, digits: bool, exp
     assert ("does not hold: one: a | shape" in said) is not expected
 
 
+@pytest.mark.parametrize(
+    ("kinds", "said_of_them"),
+    [
+        (["shape"], "\n1 of 1 shape claims hold. 1 entry, 0 s."),
+        (["digits"], "\n1 of 1 digits are within their tolerance. 1 entry, 0 s."),
+        ([], "\n1 entry, 0 s."),
+    ],
+)
+def test_claims_that_there_are_none_of_are_not_counted(tmp_path: Path, kinds: list[str], said_of_them: str) -> None:
+    entry, counter = make()
+
+    def some(context: Context) -> Result:
+        result = counter(context)
+        return replace(result, claims=[claim for claim in result.claims if claim.kind in kinds])
+
+    holds, said = run([replace(entry, run=some)], tmp_path)
+    assert holds
+    assert said_of_them in said
+    assert "0 of 0" not in said
+
+
 def test_finished_entries_are_not_run_again(tmp_path: Path) -> None:
     entry, counter = make()
     run([entry], tmp_path)

@@ -64,6 +64,19 @@ def test_the_attention_function_stops_it_too(tmp_path):
         T.GPT2LMHeadModel.from_pretrained(tmp_path)(torch.tensor([[3, 4, 5]]))
 
 
+@pytest.mark.parametrize("strengths", [{"alpha": 0.4}, {"alpha_prime": 0.5}, {"de_escalation": 0.5}], ids=str)
+def test_a_transformers_without_fusions_stops_too(strengths, tmp_path, monkeypatch):
+    """One that passes over the unknown fusion, in a process that has not imported us, lacks the attention function."""
+    model = cure(zoo.gpt2(), **strengths)
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr("transformers.fusion_mapping.register_fusion_patches", lambda *arguments: None)
+    known = {name: T.AttentionInterface()[name] for name in T.AttentionInterface() if name != "leadline"}
+    monkeypatch.setattr(T.AttentionInterface, "_global_mapping", known)
+    for kind in (type(model), T.AutoModelForCausalLM):
+        with pytest.raises(ValueError, match='attn_implementation="leadline"` is not supported'):
+            kind.from_pretrained(tmp_path)
+
+
 def test_uncured_models_are_saved_plainly(tmp_path):
     model, inputs = zoo.gpt2(), zoo.inputs_for(zoo.gpt2)
     before = model.config.to_dict()
@@ -137,7 +150,7 @@ def test_folders_that_are_no_checkpoint(tmp_path):
     (tmp_path / "bare" / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
     cases = {
         tmp_path / "nowhere": "is not a folder",
-        tmp_path / "empty": "is no checkpoint: it has no config.json",
+        tmp_path / "empty": "holds neither a model (it has no config.json) nor a checkpoint of a run",
         tmp_path / "list": "holds a list",
         tmp_path / "text": "is not JSON",
         tmp_path / "bare": "cannot be loaded",
