@@ -56,13 +56,12 @@ def speed(method: Method, layers: Sequence[Layer], causal: bool, repeats: int, g
 
 
 def median_ms(run: Callable[[], Any], cuda: bool, repeats: int) -> float:
-    """The median of up to ``repeats`` runs in two seconds, after two to warm up; on a GPU its cache is flushed."""
-    for _ in range(2):
-        run()
+    """The median of up to ``repeats`` runs in two seconds, after one to warm up; on a GPU its cache is flushed."""
+    run()
     deadline = time.perf_counter() + 2
     flush = torch.empty(2**26, dtype=torch.int32, device="cuda") if cuda else None
     times: list[float] = []
-    while len(times) < repeats and (len(times) < 3 or time.perf_counter() < deadline):
+    while len(times) < repeats and (not times or time.perf_counter() < deadline):
         if flush is None:
             start = time.perf_counter()
             run()
