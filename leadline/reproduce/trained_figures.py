@@ -47,7 +47,8 @@ def effort(found: Mapping[Any, Sequence[Record]], more: Sequence[Record] = ()) -
     records = [record for kept in found.values() for record in kept] + list(more)
     seconds = sum(record["seconds"] or 0.0 for record in records)
     devices = sorted({record["device"] for record in records if record["device"]})
-    return f"{len(records)} runs, {seconds:.0f} s of training when added up, on {' and '.join(devices) or 'no device'}."
+    runs = "1 run" if len(records) == 1 else f"{len(records)} runs"
+    return f"{runs}, {seconds:.0f} s of training when added up, on {' and '.join(devices) or 'no device'}."
 
 
 def near_one(distribution: Distribution) -> float:

@@ -143,7 +143,7 @@ def four_ways(context: Context) -> Result:
         )
         + ".",
         peak_sentence(models),
-        _setting(setting, "S"),
+        _setting(context, "S"),
         effort(found),
     ]
     shown = [
@@ -193,7 +193,7 @@ def cosines(size: str) -> Callable[[Context], Result]:
         for arm, (_, share) in peaks.items():
             what = f"largest share of pairs with cosine above {NEAR:g}, {arm}"
             claims.append(Claim(what, "digits", share, None, "reported", True))
-        notes = [peak_sentence(models), _accuracy_note(found), _setting(context.setting, size), effort(found)]
+        notes = [peak_sentence(models), _accuracy_note(found), _setting(context, size), effort(found)]
         return Result(claims, {"layers": _rows(models)}, lambda: _violins(models, cosine_violins), notes)
 
     return run
@@ -208,7 +208,7 @@ def entropies(size: str, arm: str) -> Callable[[Context], Result]:
         lowest = {name: _lowest(layers) for name, layers in models.items()}
         what = "smallest mean entropy of a head against uniform attention"
         claims = [Claim(f"{what}, {name}", "digits", value, None, "reported", True) for name, value in lowest.items()]
-        notes = [_setting(context.setting, size), effort(found)]
+        notes = [_setting(context, size), effort(found)]
         if arm != "standard":
             less, plain = lowest[arm], lowest["standard"]
             same = abs(less - plain) < 0.1
@@ -259,11 +259,13 @@ def _accuracy_note(found: Mapping[str, list[Record]]) -> str:
     return f"Test accuracy, %, one seed: {said_each} (both: alpha = alpha' = .5)."
 
 
-def _setting(setting: Mapping[str, Any], size: str) -> str:
+def _setting(context: Context, size: str) -> str:
+    setting = context.setting
     if setting["budget"] == "full":
         return "Trained as HOP table 3 says."
+    pixels = "8 x 8 pixels in patches of 1" if context.embedded else "32 x 32 pixels in patches of 4"
     return (
-        f"ViT-{size} on 32 x 32 pixels in patches of 4 (65 tokens; HOP: 224 x 224 in patches of 16), "
+        f"ViT-{size} on {pixels} (65 tokens; HOP: 224 x 224 in patches of 16), "
         f"{setting['epochs'][size]} epochs (HOP: 300) at batch {setting['batch']}, flips and crops only."
     )
 
