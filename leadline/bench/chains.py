@@ -113,7 +113,7 @@ def _once(step: Callable[..., Any]) -> Callable[..., Any]:
     def call(*inputs: Any) -> Any:
         if not made:
             torch.compiler.reset()
-            made.append(torch.compile(step))
+            made.append(torch.compile(step, dynamic=False))
         return made[0](*inputs)
 
     return call
@@ -174,7 +174,7 @@ def _flex_call(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: boo
     if bias is not None and bias.numel() >= 2**31:  # seen with torch 2.11; nothing runs on the GPU after that
         raise RuntimeError(f"a captured tensor of {bias.numel():.2g} elements: illegal memory access in torch's kernel")
     if not _compiled_flex:
-        _compiled_flex.append(torch.compile(flex_attention))
+        _compiled_flex.append(torch.compile(flex_attention, dynamic=False))
 
     def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return score + (bias[b, h, i, j] if bias.ndim == 4 else bias[h, i, j])  # type: ignore[index,union-attr]
