@@ -1,7 +1,7 @@
 """Half-precision copies of the weights, for a whole step at a time.
 
 Under autocast every linear map casts its weights, and its backward pass casts their gradients back: twenty tiny kernels
-a block, a fifth of the step of a deep, narrow model. Here all weights are cast by a few large kernels before the
+a block, a third of all that it launches. Here all weights are cast by a few large kernels before the
 forward pass, and all gradients after the backward pass. The numbers are the same.
 """
 
