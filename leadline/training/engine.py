@@ -26,7 +26,7 @@ from leadline.probing.watch import Watcher
 from leadline.training import checkpoint, state
 from leadline.training.distributed import Processes, Weights, join, replicate, shard
 from leadline.training.divergence import diagnose
-from leadline.training.folder import claim, read_summary, write_summary
+from leadline.training.folder import claim, owner, read_summary, write_summary
 from leadline.training.graph import GraphStep
 from leadline.training.logs import PROBE, Logs
 from leadline.training.recipe import Recipe
@@ -220,8 +220,14 @@ class Run:
         saved, before, failure = None, None, None
         if self.processes.main:
             try:
-                before = claim(self.out, self.recipe)
+                before = owner(self.out, self.recipe)
                 saved = checkpoint.newest(self.out, lambda line: self.console.print(line, soft_wrap=True))
+                if saved is not None and saved.step > self.total:
+                    raise LeadlineError(
+                        f"length is {self.total} steps and {self.out} holds a checkpoint of step {saved.step}; make "
+                        "length longer or give another out="
+                    )
+                claim(self.out, self.recipe)
             except LeadlineError as error:
                 failure = error
         if (told := self.processes.agree(failure)) is not None:
@@ -230,11 +236,6 @@ class Run:
             return 0
         facts = state.load(self.step, saved)
         self.seconds, self.best, self.since = facts["seconds"], facts["best"], facts["since"]
-        if facts["step"] > self.total:
-            raise LeadlineError(
-                f"length is {self.total} steps and {self.out} holds a checkpoint of step {facts['step']}; make length "
-                "longer or give another out="
-            )
         if self.processes.main:
             line = f"going on after step {facts['step']} of {self.total}, from {self.out}"
             self.console.print(line + self._stretched(before, facts["step"]), soft_wrap=True, highlight=False)

@@ -23,20 +23,28 @@ FREE = (
 )  # fmt: skip
 
 
-def claim(out: Path, recipe: Recipe) -> Recipe | None:
-    """Make the folder this recipe's, or check that it is; returns the recipe it had before."""
+def owner(out: Path, recipe: Recipe) -> Recipe | None:
+    """The recipe that the folder has, which must be this one but for what may change; None: it has none."""
     file = out / RECIPE
-    text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+    try:
+        before = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except (OSError, yaml.YAMLError) as error:
+        raise LeadlineError(f"out={out} cannot be used ({error}); give another folder") from error
+    if not isinstance(before, dict):
+        return None
+    _compare(before, recipe.model_dump(mode="json"), out)
+    return parse_recipe(before)
+
+
+def claim(out: Path, recipe: Recipe) -> None:
+    """Make the folder this recipe's."""
+    file = out / RECIPE
     try:
         out.mkdir(parents=True, exist_ok=True)
-        before = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-        if isinstance(before, dict):
-            _compare(before, recipe.model_dump(mode="json"), out)
         new = file.with_name(file.name + ".new")
-        new.write_text(text, encoding="utf-8")
+        new.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
         new.replace(file)
-        return parse_recipe(before) if isinstance(before, dict) else None
-    except (OSError, yaml.YAMLError) as error:
+    except OSError as error:
         raise LeadlineError(f"out={out} cannot be used ({error}); give another folder") from error
 
 

@@ -355,6 +355,7 @@ def test_a_folder_belongs_to_one_recipe(tmp_path, capsys):
         train(toy_recipe(tmp_path, batch={"size": 8}, optimizer={"lr": 1e-3}), make_task=ToyTask)
     with pytest.raises(LeadlineError, match=r"length is 6 steps and .* holds a checkpoint of step 12"):
         train(toy_recipe(tmp_path, length="6 steps"), make_task=ToyTask)
+    assert "length: 12 steps" in (tmp_path / "recipe.yaml").read_text()  # what is refused leaves no trace
     assert train(toy_recipe(tmp_path, log={"every": 3}), make_task=ToyTask) == first
     assert "nothing to do" in capsys.readouterr().err.replace("\n", " ")
     assert train(toy_recipe(tmp_path, length="14 steps"), make_task=ToyTask)["steps"] == 14
