@@ -11,7 +11,7 @@ demo: .venv/installed
 	$(BIN)/leadline demo
 
 test: .venv/installed lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term:skip-covered --cov-fail-under=95
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --all-installed --cov --cov-report=term:skip-covered --cov-fail-under=95
 
 lint: .venv/installed
 	$(BIN)/ruff check .

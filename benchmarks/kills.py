@@ -30,7 +30,8 @@ import torch._dynamo
 from rich.console import Console
 from safetensors.torch import load_file
 
-from leadline.training import checkpoint, load_recipe, train
+from leadline.models.checkpoints import check, find_checkpoint, listed
+from leadline.training import load_recipe, train
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "smoke_digits.yaml"
 CLOCK = {"seconds", "samples_per_second"}
@@ -79,7 +80,7 @@ def rows(file: Path) -> list[dict[str, str]]:
 def differences(calm: Path, disturbed: Path) -> list[str]:
     """What the two runs do not have in common."""
     found = []
-    last = [checkpoint.find_checkpoint(out, "last") for out in (calm, disturbed)]
+    last = [find_checkpoint(out, "last") for out in (calm, disturbed)]
     assert last[0] is not None
     assert last[1] is not None
     for name in ("model", "ema/model", "optimizer"):
@@ -108,10 +109,10 @@ def run(kills: int, steps: int, seed: int, folder: Path) -> dict:
             os.kill(process, signal.SIGKILL)
             wait(process)
             killed += 1
-            fresh += not checkpoint.listed(out)
+            fresh += not listed(out)
             torn += any(out.glob(".new-*"))
-            for _, saved in checkpoint.listed(out):
-                checkpoint.check(saved)  # whatever has a checkpoint's name is whole
+            for _, saved in listed(out):
+                check(saved)  # whatever has a checkpoint's name is whole
         else:
             code = wait(start(out, steps))
         found += differences(folder / "calm", out) if code == 0 else [f"a resume ended with exit code {code}"]

@@ -14,6 +14,25 @@ with suppress(ImportError):  # the kernel tests do without it
     settings.load_profile("leadline")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all-installed", action="store_true", help="a test skipped for want of a package is a failure")
+
+
+def pytest_sessionfinish(session):
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not session.config.getoption("--all-installed"):
+        return
+    missing = {
+        str(report.longrepr[2])
+        for report in reporter.stats.get("skipped", ())
+        if "could not import" in report.longrepr[2]
+    }
+    for reason in sorted(missing):
+        reporter.write_line(f"--all-installed, and yet: {reason}", red=True)
+    if missing and session.exitstatus == 0:
+        session.exitstatus = 1
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

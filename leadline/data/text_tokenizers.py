@@ -17,6 +17,7 @@ from leadline.data.hub import quiet_hub
 from leadline.errors import LeadlineError, need
 
 FILE = "tokenizer.json"  # of transformers for byte-pair encodings, ours for the other kinds
+FILES = (FILE, "vocab.json", "merges.txt")  # what may lie beside a model
 KINDS = ("byte", "word", "bpe", "gpt2")
 LINE_END, UNKNOWN = "<eos>", "<unk>"
 BETWEEN_LINES = re.compile(r"\S\n(?=\S)")
@@ -162,6 +163,13 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str]) -> Path
     new.write_text(tokenizer.to_json(), encoding="utf-8")
     os.replace(new, target / FILE)
     return target / FILE
+
+
+def tokenizer_home(folder: Path) -> Path | None:
+    """The folder that has the tokenizer of the model in ``folder``: this one, or that of its run above it."""
+    place = folder.resolve()
+    homes = [place, *place.parents[: 2 if place.name == "ema" else 1]]
+    return next((home for home in homes if any((home / name).is_file() for name in FILES)), None)
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from leadline.errors import LeadlineError, unknown_name
 from leadline.models.base import CONFIG_FILE, WEIGHTS_FILE, Model
+from leadline.models.checkpoints import find_checkpoint, listed
 from leadline.models.registry import FAMILIES, make_config
-
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt")  # what ``data.text_tokenizers`` reads
 
 
 def load(folder: str | os.PathLike[str]) -> nn.Module:
@@ -57,12 +56,10 @@ def model_folder(folder: str | os.PathLike[str], which: Literal["best", "last"] 
         return source
     if not source.is_dir():
         raise LeadlineError(f"{source} is not a folder; give the folder of a model or of a run")
-    from leadline.training import checkpoint
-
-    saved = checkpoint.find_checkpoint(source, which)
+    saved = find_checkpoint(source, which)
     if saved is None:
         nothing = f"neither a model (it has no {CONFIG_FILE}) nor a checkpoint of a run"
-        found = "damaged checkpoints only" if checkpoint.listed(source) else nothing
+        found = "damaged checkpoints only" if listed(source) else nothing
         raise LeadlineError(f"{source} holds {found}; give the folder of a model or of a run")
     if not (saved.folder / CONFIG_FILE).is_file():
         raise LeadlineError(f"{saved.folder} has no {CONFIG_FILE}: its model is not ours, load it where it was made")
@@ -73,13 +70,6 @@ def averaged(folder: Path) -> Path:
     """The averaged weights of a checkpoint where it has them, else the checkpoint itself."""
     inside = folder / "ema"
     return inside if (inside / CONFIG_FILE).is_file() else folder
-
-
-def tokenizer_home(folder: Path) -> Path | None:
-    """The folder that has the tokenizer of the model in ``folder``: this one, or that of its run above it."""
-    place = folder.resolve()
-    homes = [place, *place.parents[: 2 if place.name == "ema" else 1]]
-    return next((home for home in homes if any((home / name).is_file() for name in TOKENIZER_FILES)), None)
 
 
 def fill(model: Model, tensors: dict[str, Tensor], origin: str) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -84,6 +84,14 @@ class BlockConfig:
             default if self.alpha_prime is None else self.alpha_prime,
         )
 
+    @property
+    def attention_options(self) -> dict[str, Any]:
+        """What every kind of attention takes from here."""
+        alpha, alpha_prime = self.strengths
+        same = ("dim", "heads", "start", "kv_heads", "head_dim", "learnable_alpha", "learnable_alpha_prime", "qkv_bias")
+        options = {name: getattr(self, name) for name in same}
+        return {**options, "alpha": alpha, "alpha_prime": alpha_prime, "dropout": self.attention_dropout}
+
 
 class TransformerBlock(nn.Module):
     """Attention, then an MLP, each inside a skip connection and with a norm before or after it.
@@ -99,22 +107,11 @@ class TransformerBlock(nn.Module):
     def __init__(self, config: BlockConfig, drop_path: float = 0.0) -> None:
         super().__init__()
         c = self.config = config
-        alpha, alpha_prime = c.strengths
         self.attention = HopfieldAttention(
-            c.dim,
-            c.heads,
-            alpha,
-            alpha_prime,
-            c.scheme,
-            c.causal,
-            start=c.start,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            learnable_alpha=c.learnable_alpha,
-            learnable_alpha_prime=c.learnable_alpha_prime,
-            qkv_bias=c.qkv_bias,
+            **c.attention_options,
+            scheme=c.scheme,
+            causal=c.causal,
             bias=c.bias,
-            dropout=c.attention_dropout,
             formula=c.formula,
             tolerance=c.solver_tolerance,
             max_steps=c.solver_steps,
@@ -143,13 +140,18 @@ class TransformerBlock(nn.Module):
         pre = self.config.norm == "pre"
         x = self._de_escalate("attention-input", x, mask, cache)
         y, state = self.attention(self.norm1(x) if pre else x, state, mask, rope=rope, cache=cache)
+        return self._after_attention(x, y, lambda site, x: self._de_escalate(site, x, mask, cache)), state
+
+    def _after_attention(self, x: Tensor, y: Tensor, de_escalate: Callable[[str, Tensor], Tensor]) -> Tensor:
+        """The rest of the block, from the stream x and what attention made of it."""
+        pre = self.config.norm == "pre"
         x = self._join(x, y if self.config.gain == 1 else self.config.gain * y)
         x = x if pre else self.norm1(x)
         if self.mlp is not None:
-            x = self._de_escalate("ffn-input", x, mask, cache)
+            x = de_escalate("ffn-input", x)
             x = self._join(x, self.mlp(self.norm2(x) if pre else x))
             x = x if pre else self.norm2(x)
-        return self._de_escalate("block-end", x, mask, cache), state
+        return de_escalate("block-end", x)
 
     def _join(self, x: Tensor, branch: Tensor) -> Tensor:
         branch = self.dropout(branch)

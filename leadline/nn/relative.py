@@ -28,22 +28,8 @@ class RelativeAttention(HopfieldAttention):
     """
 
     def __init__(self, config: BlockConfig) -> None:
-        c = config
-        super().__init__(
-            c.dim,
-            c.heads,
-            *c.strengths,
-            causal=True,
-            start=c.start,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            learnable_alpha=c.learnable_alpha,
-            learnable_alpha_prime=c.learnable_alpha_prime,
-            qkv_bias=c.qkv_bias,
-            bias=False,
-            dropout=c.attention_dropout,
-        )
-        self.relative = nn.Linear(c.dim, self.heads * self.head_dim, bias=False)  # W_R
+        super().__init__(**config.attention_options, causal=True, bias=False)
+        self.relative = nn.Linear(config.dim, self.heads * self.head_dim, bias=False)  # W_R
 
     def forward(  # type: ignore[override]
         self,
@@ -117,14 +103,7 @@ class RelativeBlock(TransformerBlock):
             )
         else:
             y, state = self.attention(x, state, past=past, **positions)
-        x = self._join(x, y if self.config.gain == 1 else self.config.gain * y)
-        x = x if pre else self.norm1(x)
-        if self.mlp is not None:
-            x = stream.de_escalate("ffn-input", x)
-            x = self._join(x, self.mlp(self.norm2(x) if pre else x))
-            x = x if pre else self.norm2(x)
-        x = stream.de_escalate("block-end", x)
-        return x, state, tuple(stream.kept)
+        return self._after_attention(x, y, stream.de_escalate), state, tuple(stream.kept)
 
     @property
     def remembers(self) -> int:

@@ -29,10 +29,10 @@ from torch import Tensor
 
 import leadline
 from leadline.errors import LeadlineError
+from leadline.models.checkpoints import find_checkpoint
 from leadline.probing import DepthReport, probe
 from leadline.probing.figures import LayerFigures
 from leadline.reproduce.base import Context
-from leadline.training.checkpoint import find_checkpoint
 from leadline.training.engine import train
 from leadline.training.logs import EVALUATION, TRAINING
 from leadline.training.recipe import Recipe, parse_recipe

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import nn
 
+from leadline.data.text_tokenizers import FILES, tokenizer_home
 from leadline.errors import LeadlineError, need
-from leadline.models.io import TOKENIZER_FILES, model_folder, tokenizer_home
+from leadline.models.io import model_folder
 from leadline.surgery.huggingface import forget
 from leadline.surgery.operate import cure
 from leadline.surgery.plan import KEY, check_strengths
@@ -83,7 +84,7 @@ def cure_folder(
         own: Any = cure(load(source), **options)
         own.save(target)
         home = tokenizer_home(source) if hasattr(own.config, "vocab_size") else None
-        for name in TOKENIZER_FILES:
+        for name in FILES:
             if home is not None and (home / name).is_file():
                 shutil.copy2(home / name, target / name)
         return target

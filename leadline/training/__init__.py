@@ -21,7 +21,7 @@ _WHERE = {
 __all__ = ["Recipe", "Stopped", "find_checkpoint", "load_recipe", "parse_recipe", "train"]
 
 if TYPE_CHECKING:
-    from leadline.training.checkpoint import find_checkpoint
+    from leadline.models.checkpoints import find_checkpoint
     from leadline.training.engine import train
     from leadline.training.recipe import Recipe, load_recipe, parse_recipe
     from leadline.training.stop import Stopped

@@ -1,45 +1,24 @@
-"""Checkpoints as folders, ``step-000123``, of safetensors and JSON: whole or not there at all.
+"""Writing checkpoints, which ``leadline.models.checkpoints`` reads: whole or not there at all.
 
 A checkpoint is written beside its final name, flushed to the disk and renamed, so a kill at any instant leaves the
-earlier ones and nothing that looks like a later one. ``manifest.json`` lists every file with its size and SHA-256;
-what does not agree with it is damaged and passed over.
+earlier ones and nothing that looks like a later one.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from leadline.errors import LeadlineError
+from leadline.models.checkpoints import MANIFEST, STATE, Saved, best_of, digest, find_checkpoint, listed
 from leadline.training.stop import Stopped
-
-MANIFEST, STATE = "manifest.json", "state.json"
-_NAME = re.compile(r"step-(\d{6,})")
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint that is whole."""
-
-    folder: Path
-    step: int
-    state: dict[str, Any]
-
-    def tensors(self, name: str) -> dict[str, Tensor]:
-        """What a safetensors file of it holds; empty where there is none."""
-        file = self.folder / f"{name}.safetensors"
-        return load_file(file) if file.is_file() else {}
 
 
 def folder_of(out: Path, step: int) -> Path:
@@ -55,7 +34,7 @@ def save(out: Path, step: int, write: Callable[[Path], None]) -> Path:
         write(new)
         files = {}
         for file in sorted(path for path in new.rglob("*") if path.is_file()):
-            files[file.relative_to(new).as_posix()] = {"size": file.stat().st_size, "sha256": _digest(file)}
+            files[file.relative_to(new).as_posix()] = {"size": file.stat().st_size, "sha256": digest(file)}
             _flush(file)
         write_json(new / MANIFEST, {"step": step, "files": files})
         _flush(new / MANIFEST)
@@ -82,59 +61,6 @@ def save(out: Path, step: int, write: Callable[[Path], None]) -> Path:
     return final
 
 
-def listed(out: Path) -> list[tuple[int, Path]]:
-    """(step, folder) of everything named like a checkpoint, oldest first."""
-    if not out.is_dir():
-        return []
-    found = [(int(match[1]), path) for path in out.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return sorted(found)
-
-
-def check(folder: Path) -> Saved:
-    """The checkpoint in ``folder``, if every file is there, complete and unchanged."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        for name, expected in manifest["files"].items():
-            file = folder / name
-            if not file.is_file():
-                raise LeadlineError(f"{file} is missing")
-            size = file.stat().st_size
-            if size != expected["size"]:
-                raise LeadlineError(f"{file} has {size} bytes instead of {expected['size']}")
-            if _digest(file) != expected["sha256"]:
-                raise LeadlineError(f"{file} is not what was written")
-        return Saved(folder, manifest["step"], json.loads((folder / STATE).read_text()))
-    except FileNotFoundError as error:
-        raise LeadlineError(f"{error.filename} is missing") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, LeadlineError):
-            raise
-        raise LeadlineError(f"{folder / MANIFEST} cannot be read") from error
-
-
-def newest(out: Path, warn: Callable[[str], None] = lambda line: None) -> Saved | None:
-    """The newest checkpoint that is whole; says which ones it passed over."""
-    for _, folder in reversed(listed(out)):
-        try:
-            return check(folder)
-        except LeadlineError as error:
-            warn(f"{folder.name} is damaged ({error}); looking for an earlier checkpoint")
-    return None
-
-
-def find_checkpoint(out: str | os.PathLike[str], which: Literal["best", "last"] = "best") -> Saved | None:
-    """The best checkpoint of a run by its evaluation, or the last one; the last where none was evaluated."""
-    whole = []
-    for _, folder in listed(Path(out)):
-        try:
-            whole.append(check(folder))
-        except LeadlineError:
-            continue
-    if not whole:
-        return None
-    return (_best(whole) if which == "best" else None) or whole[-1]
-
-
 def prune(out: Path, keep: int) -> None:
     """Delete all but the newest ``keep`` and the best one, and what an earlier kill left half done."""
     for path in out.iterdir():
@@ -149,19 +75,13 @@ def prune(out: Path, keep: int) -> None:
             known.append(Saved(folder, step, json.loads((folder / STATE).read_text())))
         except (OSError, ValueError):
             continue
-    best = _best(known)
+    best = best_of(known)
     for _, folder in older:
         if best is None or folder != best.folder:
             aside = out / f".old-{folder.name}"  # a kill in between leaves no half of a checkpoint
             _remove(aside)
             folder.rename(aside)
             _remove(aside)
-
-
-def _best(saved: list[Saved]) -> Saved | None:
-    """By ``score`` in state.json, where more is better; of equals the earliest."""
-    scored = [one for one in saved if one.state.get("score") is not None]
-    return max(scored, key=lambda one: (one.state["score"], -one.step), default=None)
 
 
 def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
@@ -174,11 +94,6 @@ def write_json(file: Path, content: Any) -> None:
     new.write_text(json.dumps(content, indent=2) + "\n")
     _flush(new)
     os.replace(new, file)
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:

@@ -19,6 +19,7 @@ from torch import nn
 
 import leadline
 from leadline.errors import LeadlineError
+from leadline.models.checkpoints import find_checkpoint, newest
 from leadline.probing.blocks import find_blocks
 from leadline.probing.guard import uncompiled
 from leadline.probing.inputs import call_model
@@ -153,7 +154,7 @@ class Run:
             return
         probe = self.out / "divergence.csv"
         words = diagnose(self.step, failed, probe)
-        found = checkpoint.find_checkpoint(self.out, "last")
+        found = find_checkpoint(self.out, "last")
         saved = self.processes.agree(str(found.folder) if found else "none yet")
         raise Stopped(
             f"diverged at step {failed}: {words}; figures of its layers: {probe}, the last checkpoint: {saved}; try a "
@@ -221,7 +222,7 @@ class Run:
         if self.processes.main:
             try:
                 before = owner(self.out, self.recipe)
-                saved = checkpoint.newest(self.out, lambda line: self.console.print(line, soft_wrap=True))
+                saved = newest(self.out, lambda line: self.console.print(line, soft_wrap=True))
                 if saved is not None and saved.step > self.total:
                     raise LeadlineError(
                         f"length is {self.total} steps and {self.out} holds a checkpoint of step {saved.step}; make "

@@ -13,8 +13,9 @@ import torch
 
 import leadline
 from leadline.errors import LeadlineError, check_choice
+from leadline.models.checkpoints import STATE, Saved, check, find_checkpoint
+from leadline.models.io import averaged
 from leadline.probing import DepthReport, probe
-from leadline.training.checkpoint import STATE, Saved, check, find_checkpoint
 from leadline.training.recipe import Recipe, parse_recipe
 from leadline.training.step import DTYPES
 from leadline.training.tasks import build_task
@@ -74,8 +75,7 @@ def evaluate(
     recipe = _recipe(saved, data)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     task = build_task(recipe, where)
-    averaged = saved.folder / "ema"
-    model = leadline.load(averaged if averaged.is_dir() else saved.folder).to(where)
+    model = leadline.load(averaged(saved.folder)).to(where)
     dtype = DTYPES.get(recipe.precision)
     with torch.no_grad(), nullcontext() if dtype is None else torch.autocast(where.type, dtype):
         figures = task.evaluate(model, split)

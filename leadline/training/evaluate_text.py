@@ -17,9 +17,9 @@ from leadline.data.text_store import TokenText, tokenised
 from leadline.errors import LeadlineError, check_choice
 from leadline.models import MODELS, TransformerXL
 from leadline.models.base import CONFIG_FILE
+from leadline.models.checkpoints import STATE
 from leadline.models.decoder import Decoder
 from leadline.probing import probe
-from leadline.training.checkpoint import STATE
 from leadline.training.evaluate import Evaluation, write_evaluation
 from leadline.training.perplexity import perplexity
 from leadline.training.step import DTYPES

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from leadline.data.base import part_of_batch
 from leadline.errors import LeadlineError
 from leadline.models import Model
+from leadline.models.checkpoints import STATE, Saved
 from leadline.training import checkpoint
-from leadline.training.checkpoint import Saved, write_json, write_tensors
+from leadline.training.checkpoint import write_json, write_tensors
 from leadline.training.optimizer import MOMENTS, moments_of, restore, steps_of
 from leadline.training.step import Step
 
@@ -50,7 +51,7 @@ def save(step: Step, out: Path, done: int, facts: dict[str, Any]) -> Path:
             write_tensors(folder / "optimizer.safetensors", gathered["optimizer"])
             if gathered["carry"]:
                 write_tensors(folder / "carry.safetensors", gathered["carry"])
-            write_json(folder / checkpoint.STATE, state)
+            write_json(folder / STATE, state)
 
         try:
             checkpoint.save(out, done, write)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from leadline.data.text_tokenizers import FILE, Tokenizer, load_tokenizer
+from leadline.data.text_tokenizers import FILE, Tokenizer, load_tokenizer, tokenizer_home
 from leadline.errors import LeadlineError, need
 from leadline.models import TransformerXL, convert, load
 from leadline.models.base import CONFIG_FILE
 from leadline.models.decoder import Decoder
-from leadline.models.io import averaged, model_folder, tokenizer_home
+from leadline.models.io import averaged, model_folder
 from leadline.models.streaming import stream_tokens
 
 _BROKEN = "\ufffd"  # what stands for bytes that are no whole character yet

@@ -76,6 +76,13 @@ def test_flex_computes_the_same():
         chains._compiled_flex.clear()
 
 
+def test_flex_is_not_asked_for_what_breaks_the_gpu():
+    q, k, v = (torch.zeros(1, 2, 2**15, 8) for _ in range(3))
+    state = torch.zeros(1).expand(1, 2, 2**15, 2**15)
+    with pytest.raises(RuntimeError, match=r"a captured tensor of 2.1e\+09 elements"):
+        chains._flex_call(q, k, v, state, True, 1.0)
+
+
 def test_the_command_writes_json_and_a_picture(small, tmp_path):
     out = tmp_path / "deep" / "bench.json"
     arguments = ["bench", "attention", "--shape", "vit_base", "--method", "leadline", "--device", "cpu", "--json"]

@@ -6,7 +6,9 @@ import torch.nn.functional as F
 from test_fused import DEVICE, GPU, TOLERANCE
 
 from leadline.errors import LeadlineError
+from leadline.nn import HopfieldAttention
 from leadline.ops import packed_attention
+from leadline.ops.backends import use_backend
 from leadline.ops.packed import fused
 
 HALVES = [dtype for dtype in TOLERANCE if dtype != torch.float32]
@@ -71,6 +73,18 @@ def test_what_the_kernels_do_not_take_is_torchs_own():
             q, k, v, attn_mask=options.get("mask"), is_causal=options.get("causal", False)
         )
         assert packed_attention(qkv, backend="fused", **options).equal(theirs.transpose(1, 2))
+
+
+def test_attention_modules_take_it():
+    attention = HopfieldAttention(32, 2, alpha=0.0, alpha_prime=0.0).to(DEVICE, torch.float16)
+    x = torch.randn(2, 20, 32, device=DEVICE, dtype=torch.float16)
+    with use_backend("fused"):
+        ours = attention(x)[0]
+    with use_backend("reference"):
+        theirs = attention(x)[0]
+        exactly = attention.double()(x.double())[0]
+    assert not ours.equal(theirs)  # by other kernels
+    assert close(ours, exactly, TOLERANCE[torch.float16])
 
 
 def test_a_wrong_shape_is_one_clear_line():

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from leadline.errors import LeadlineError
+from leadline.models.checkpoints import check, find_checkpoint, listed, newest
 from leadline.training import Stopped, checkpoint
-from leadline.training.checkpoint import check, find_checkpoint, listed, newest, prune, save, write_json, write_tensors
+from leadline.training.checkpoint import prune, save, write_json, write_tensors
 from leadline.training.logs import cut
 
 
@@ -44,7 +45,7 @@ def kill_at(monkeypatch):
 
     for owner, name in [
         (os, "replace"), (os, "fsync"), (os, "mkdir"), (os, "rmdir"), (os, "unlink"), (Path, "rename"),
-        (checkpoint, "save_file"), (checkpoint, "_digest"),
+        (checkpoint, "save_file"), (checkpoint, "digest"),
     ]:  # fmt: skip
         monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from training_toys import CarryTask, ToyBatches, ToyTask, toy_recipe
+from training_toys import CarryTask, Poisoned, ToyBatches, ToyTask, toy_recipe
 
 import leadline as ll
 from leadline.data.base import mix_seed
@@ -271,22 +271,6 @@ def test_a_full_disk_stops_the_run(tmp_path, monkeypatch):
     with pytest.raises(Stopped, match=r"could not be written to .*No space left on device.*step-000004 is intact"):
         train(toy_recipe(tmp_path, evaluate="12 steps"), make_task=ToyTask)
     assert find_checkpoint(tmp_path, "last").step == 4
-
-
-class PoisonedBatches(ToyBatches):
-    """At step 7, an image has a value that is not a number."""
-
-    def __call__(self, step, *rest, **options):
-        batch = super().__call__(step, *rest, **options)
-        if step == 7:
-            batch["pixels"][0, 0, 0, 0] = float("nan")
-        return batch
-
-
-class Poisoned(ToyTask):
-    def __init__(self, recipe, device, *rest):
-        super().__init__(recipe, device, *rest)
-        self.batches = PoisonedBatches(recipe, device)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from leadline.cli import app
 from leadline.errors import LeadlineError
+from leadline.models.checkpoints import find_checkpoint
 from leadline.probing import DepthReport
-from leadline.training.checkpoint import find_checkpoint
 from leadline.training.engine import train
 from leadline.training.evaluate import evaluate
 from leadline.training.recipe import parse_recipe

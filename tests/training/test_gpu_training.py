@@ -4,7 +4,7 @@ import csv
 
 import pytest
 import torch
-from training_toys import CarryTask, ToyBatches, ToyTask, toy_recipe
+from training_toys import CarryTask, Poisoned, ToyTask, toy_recipe
 
 from leadline.training import Stopped, find_checkpoint, train
 from leadline.training.distributed import join
@@ -59,24 +59,10 @@ def test_a_run_on_the_gpu_goes_on(tmp_path, graph):
             torch.testing.assert_close(tensor, other[name], rtol=1e-2, atol=1e-4)
 
 
-class PoisonedBatches(ToyBatches):
-    def __call__(self, step, *rest, **options):
-        batch = super().__call__(step, *rest, **options)
-        if step == 7:
-            batch["pixels"][0, 0, 0, 0] = float("nan")
-        return batch
-
-
-class PoisonedTask(ToyTask):
-    def __init__(self, recipe, device, *rest):
-        super().__init__(recipe, device, *rest)
-        self.batches = PoisonedBatches(recipe, device)
-
-
 @pytest.mark.parametrize("graph", [False, True])
 def test_divergence_is_noticed_later_and_named_all_the_same(tmp_path, graph):
     with pytest.raises(Stopped, match=r"diverged at step 7: the output of patch is not finite"):
-        losses(tmp_path, PoisonedTask, graph=graph, log={"every": 12}, evaluate="12 steps", checkpoint={"every": 12})
+        losses(tmp_path, Poisoned, graph=graph, log={"every": 12}, evaluate="12 steps", checkpoint={"every": 12})
 
 
 @pytest.mark.parametrize("settings", [{}, {"graph": True, "compile": "blocks"}, {"precision": "fp16"}])

@@ -78,6 +78,22 @@ class ToyTask:
         return {"set": "toy"}
 
 
+class PoisonedBatches(ToyBatches):
+    """At step 7, an image has a value that is not a number."""
+
+    def __call__(self, step, *rest, **options):
+        batch = super().__call__(step, *rest, **options)
+        if step == 7:
+            batch["pixels"][0, 0, 0, 0] = float("nan")
+        return batch
+
+
+class Poisoned(ToyTask):
+    def __init__(self, recipe, device, *rest):
+        super().__init__(recipe, device, *rest)
+        self.batches = PoisonedBatches(recipe, device)
+
+
 class CarryTask(ToyTask):
     """Adds to the logits what it remembers of the same rows of the steps before."""
 
