@@ -14,7 +14,7 @@ from leadline.errors import LeadlineError, check_choice, unknown_name
 
 def sinusoid(positions: Tensor, dim: int, base: float = 10_000.0) -> Tensor:
     """positions (..., N) -> (..., N, dim): sines in the even channels, cosines in the odd ones."""
-    angles = positions[..., None].double() * _frequencies(dim, base).to(positions.device)
+    angles = positions[..., None].double() * _frequencies(dim, base, positions.device)
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
 
 
@@ -23,7 +23,7 @@ def rotary_table(positions: Tensor, width: int, settings: Mapping[str, Any] | No
 
     Computed in float64: at long positions float32 loses digits.
     """
-    frequencies = rotary_frequencies(width, settings or {}).to(positions.device)
+    frequencies = rotary_frequencies(width, settings or {}, positions.device)
     angles = (positions[..., None].double() * frequencies).unsqueeze(-3)
     return angles.cos(), angles.sin()
 
@@ -35,7 +35,7 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def rotary_frequencies(width: int, settings: Mapping[str, Any]) -> Tensor:
+def rotary_frequencies(width: int, settings: Mapping[str, Any], device: torch.device | None = None) -> Tensor:
     """Angle per position for each pair of channels, (width/2,), from settings as transformers 5 stores them.
 
     rope_theta  the base, 10000 unless given; the angles are rope_theta^(-2i/width)
@@ -51,7 +51,7 @@ def rotary_frequencies(width: int, settings: Mapping[str, Any]) -> Tensor:
     for name in _ROPE_SETTINGS[kind]:
         if name not in settings:
             raise LeadlineError(f"rotary positions of type {kind!r} lack {name}; give it in rope")
-    frequencies = _frequencies(width, settings.get("rope_theta", 10_000.0))
+    frequencies = _frequencies(width, settings.get("rope_theta", 10_000.0), device)
     if kind == "default":
         return frequencies
     slow = frequencies / settings["factor"]
@@ -70,8 +70,8 @@ _ROPE_SETTINGS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _frequencies(width: int, base: float) -> Tensor:
-    """base^(-2i/width) for i < width/2."""
+def _frequencies(width: int, base: float, device: torch.device | None) -> Tensor:
+    """base^(-2i/width) for i < width/2. Made where it is used: a CUDA graph cannot hold a copy from the CPU."""
     if width % 2:
         raise LeadlineError(f"the width is {width}; sinusoidal and rotary positions need an even one")
-    return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)

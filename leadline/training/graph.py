@@ -30,19 +30,17 @@ class GraphStep(Step):
 
     def __call__(self, number: int) -> None:
         self.begin(number)
-        if self.graph is None and not self._settled():
-            self.side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.side):
-                self.compute(lambda micro: self.part(number, micro))
-            torch.cuda.current_stream().wait_stream(self.side)
-            self.ran += 1
+        self._fill([self.part(number, micro) for micro in range(self.recipe.batch.accumulate)])
+        if self.graph is None and self._settled():
+            self._capture(number)
+        if self.graph is not None:
+            self.graph.replay()
             return
-        batches = [self.part(number, micro) for micro in range(self.recipe.batch.accumulate)]
-        if self.graph is None:
-            self._capture(batches, number)
-        self._fill(batches)
-        assert self.graph is not None
-        self.graph.replay()
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            self.compute(lambda micro: self.inputs[micro])
+        torch.cuda.current_stream().wait_stream(self.side)
+        self.ran += 1
 
     def _settled(self) -> bool:
         """Whether the step may be captured: enough have run, and the last two carried the same shapes."""
@@ -54,18 +52,26 @@ class GraphStep(Step):
             )
         return self.ran >= WARM_UP and before == self.shapes
 
-    def _capture(self, batches: list[dict[str, Tensor]], number: int) -> None:
-        self.inputs = [{name: tensor.clone() for name, tensor in batch.items()} for batch in batches]
+    def _capture(self, number: int) -> None:
         self.weights.clear_gradients()  # the graph makes its own
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.side):
-            self.compute(lambda micro: self.inputs[micro])
+        try:
+            with torch.cuda.graph(graph, stream=self.side):
+                self.compute(lambda micro: self.inputs[micro])
+        except RuntimeError as error:
+            raise LeadlineError(
+                f"graph is true and the step cannot be captured ({str(error).splitlines()[0]}); set graph=false"
+            ) from error
         self.graph = graph
         self.begin(number)
 
     def _fill(self, batches: list[dict[str, Tensor]]) -> None:
+        """Where the graph reads; the steps before it too, since what is compiled goes by strides as well."""
+        if not self.inputs:
+            self.inputs = [{name: tensor.clone() for name, tensor in batch.items()} for batch in batches]
+            return
         for place, batch in zip(self.inputs, batches, strict=True):
             if _signature(place) != _signature(batch):
                 raise LeadlineError(

@@ -6,7 +6,8 @@ import pytest
 import torch
 from training_toys import CarryTask, Poisoned, ToyTask, toy_recipe
 
-from leadline.training import Stopped, find_checkpoint, train
+from leadline.errors import LeadlineError
+from leadline.training import Stopped, find_checkpoint, parse_recipe, train
 from leadline.training.distributed import join
 from leadline.training.engine import prepare_step
 from leadline.training.schedule import LearningRate
@@ -83,3 +84,42 @@ def test_no_step_waits_for_the_device(tmp_path, settings):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert step.failed() is None
+
+
+def language_recipe(root, out, **model):
+    """A tiny language model on text of our own."""
+    for split, count in (("train", 400), ("valid", 40), ("test", 40)):
+        lines = (f"mark {i % 9} fathom {i % 7} by the lead , deep {(i * i) % 11}\n" for i in range(count))
+        (root / f"{split}.txt").write_text("".join(lines))
+    data = {"name": "text", "path": str(root), "tokenizer": "byte", "tokens": 16, "cache": str(root / "cache")}
+    tree = {"data": data, "length": "12 steps", "batch": {"size": 4}, "log": {"every": 1}, "device": "cuda"}
+    small = {"depth": 2, "dim": 32, "heads": 2}
+    return {**tree, "precision": "bf16", "compile": "blocks", "model": {**small, **model}, "out": str(out)}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "gpt2_small"},
+        {"name": "gpt2_small", "norm": "post", "de_escalation": 1.0},
+        {"name": "gpt2_small", "attention": "hopfield", "alpha": 0.5, "alpha_prime": 0.5},
+        {"name": "llama", "ffn": 64, "kv_heads": 1},
+        {"name": "transformer_xl_base", "ffn": 64, "memory_length": 24, "de_escalation": 1.0},
+    ],
+)
+def test_language_models_as_a_graph(tmp_path, model):
+    found = []
+    for graph in (False, True):
+        out = tmp_path / str(graph)
+        train(parse_recipe({**language_recipe(tmp_path, out, **model), "graph": graph}))
+        with (out / "log.csv").open() as stream:
+            found.append([float(row["loss"]) for row in csv.DictReader(stream)])
+    assert found[1] == pytest.approx(found[0], rel=2e-2)
+    assert found[1][-1] < found[1][0]
+
+
+def test_a_step_that_no_graph_can_hold_says_so(tmp_path):
+    """A clustered softmax looks at which words are rare."""
+    xl = {"name": "transformer_xl_base", "ffn": 64, "memory_length": 24, "cutoffs": [60]}
+    with pytest.raises(LeadlineError, match=r"graph is true and the step cannot be captured .*; set graph=false"):
+        train(parse_recipe({**language_recipe(tmp_path, tmp_path / "run", **xl), "graph": True}))
