@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
+import shlex
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +144,11 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this needs a GPU")
-    result: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": str(torch.__version__)}
+    result: dict[str, Any] = {
+        "hardware": torch.cuda.get_device_name(),
+        "versions": {"torch": str(torch.__version__), "timm": version("timm"), "python": platform.python_version()},
+        "command": shlex.join(["python", "benchmarks/training.py", *sys.argv[1:]]),
+    }
     if options.recipe is not None:
         recipe = load_recipe(options.recipe, options.settings)
         processes = join(recipe)

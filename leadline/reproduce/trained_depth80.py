@@ -74,7 +74,7 @@ def run(context: Context) -> Result:
         + said("against pre-norm", ours, pre)
         + ".",
         "The paper prints curves, not numbers; its order is de-escalated, pre-norm, post-norm in training loss, with "
-        f"lr {setting['lr']:g}, for post-norm {setting['lr_post']:g}, as here.",
+        f"lr {setting['lr']:g}, for post-norm {setting['lr_post']:g}, as here. Ours is {_order(found)}.",
         f"{'Augmented by flips and crops only' if not setting['augment'].get('rand_augment') else 'RandAugment'}; "
         f"the head takes the maximum over tokens. {max(speed, default=0.0):.0f} steps/s at batch {setting['batch']} in "
         "the quickest run.",
@@ -114,6 +114,16 @@ def _accuracy(record: Record) -> float:
 def _loss(records: list[Record]) -> str:
     losses = [record["training"][-1]["loss"] for record in records if not record.diverged]
     return "{:.3f} ± {:.3f}".format(*spread(losses)) if losses else "-"
+
+
+def _order(found: Mapping[str, list[Record]]) -> str:
+    """The arms from the lowest mean training loss at the end to the highest."""
+    losses = {
+        arm: spread([r["training"][-1]["loss"] for r in kept])[0]
+        for arm, kept in found.items()
+        if not any(record.diverged for record in kept)
+    }
+    return ", ".join(sorted(losses, key=lambda arm: losses[arm])) or "not known, since all diverged"
 
 
 def _similarity(records: list[Record]) -> str:

@@ -43,12 +43,15 @@ def said(what: str, a: Sequence[float], b: Sequence[float]) -> str:
 
 
 def effort(found: Mapping[Any, Sequence[Record]], more: Sequence[Record] = ()) -> str:
-    """How much was trained, and on what; runs that share a GPU take longer each."""
+    """How much was trained, and on what."""
     records = [record for kept in found.values() for record in kept] + list(more)
     seconds = sum(record["seconds"] or 0.0 for record in records)
     devices = sorted({record["device"] for record in records if record["device"]})
     runs = "1 run" if len(records) == 1 else f"{len(records)} runs"
-    return f"{runs}, {seconds:.0f} s of training when added up, on {' and '.join(devices) or 'no device'}."
+    return (
+        f"{runs}, {seconds:.0f} s of training when added up, on {' and '.join(devices) or 'no device'}; "
+        "runs that shared it took longer each than they would alone."
+    )
 
 
 def near_one(distribution: Distribution) -> float:
@@ -96,10 +99,16 @@ def peak_sentence(models: Mapping[str, Sequence[LayerFigures]]) -> str:
         f"of {len(models[first]) - 1}: up to {share(first)} of the token pairs have a cosine "
         f"above {NEAR:g}."
     )
-    gone = [name for name in others if not found[name][0]]
     stays = [name for name in others if found[name][0]]
+    fades = [name for name in others if not found[name][0] and found[name][1] > found[first][1] / 2]
+    gone = [name for name in others if name not in stays and name not in fades]
     if gone:
         line += f" It is gone with {_listed([f'{name} (at most {share(name)})' for name in gone])}."
+    if fades:
+        line += (
+            f" With {_listed([f'{name} (at most {share(name)})' for name in fades])} it no longer stands out in any "
+            "layer, but there are nearly as many such pairs."
+        )
     if stays:
         line += f" It stays with {_listed([f'{name} ({_layers(found[name][0])}, {share(name)})' for name in stays])}."
     return line

@@ -132,6 +132,7 @@ def run(context: Context) -> Result:
             if not found[init, depth, "standard"][0].diverged
         ),
         _about(setting, found, tried, len(seeds)),
+        *_at_the_edge(rates, setting["lrs"]),
         effort(found, trial_runs),
     ]
     shown = [
@@ -210,6 +211,20 @@ def _about(
         f"training images held out. {lost} of {trials} such runs diverged, and {bad} of "
         f"{sum(map(len, found.values()))} final ones, which count as 10 %."
     )
+
+
+def _at_the_edge(rates: Mapping[Cell, float], lrs: Sequence[float]) -> list[str]:
+    """Which ways did best at the smallest or the largest rate, so that one beyond it may do better still."""
+    lines = []
+    for end, said_end in ((min(lrs), "smallest"), (max(lrs), "largest")):
+        by_column: dict[str, list[str]] = {}
+        for (init, depth, column), rate in rates.items():
+            if rate == end:
+                by_column.setdefault(column, []).append(f"{depth} ({init})")
+        places = "; ".join(f"{column} at depth {', '.join(at)}" for column, at in by_column.items())
+        if places:
+            lines.append(f"The {said_end} rate that was tried did best for {places}: one beyond it may do better.")
+    return lines
 
 
 def _plot(setting: Mapping[str, Any], found: Mapping[Cell, list[Record]], right: Mapping[Cell, Sequence[float]]) -> Any:

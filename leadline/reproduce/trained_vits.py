@@ -266,7 +266,8 @@ def _setting(context: Context, size: str) -> str:
     pixels = "8 x 8 pixels in patches of 1" if context.embedded else "32 x 32 pixels in patches of 4"
     return (
         f"ViT-{size} on {pixels} (65 tokens; HOP: 224 x 224 in patches of 16), "
-        f"{setting['epochs'][size]} epochs (HOP: 300) at batch {setting['batch']}, flips and crops only."
+        f"{setting['epochs'][size]} epochs (HOP: 300) at batch {setting['batch']}, flips and crops only, learning rate "
+        f"{setting['lrs'][size]:g} for every way: none was tuned."
     )
 
 

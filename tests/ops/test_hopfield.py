@@ -232,22 +232,21 @@ def test_sinusoids_by_hand():
         ops.sinusoid(torch.arange(3), 5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [64, 192])
-def test_queries_that_nothing_answers_have_a_gradient(tokens, dtype):
+def test_queries_that_nothing_answers_have_a_gradient(tokens):
     """All scores of a query at -120: cuDNN's backward pass, which torch prefers on some GPUs, gives NaN there."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     q, k, v = (torch.randn(1, 2, tokens, 64, device=device).mul(0.1) for _ in range(3))
     q[..., 0], k[..., 0] = 1, -960
-    q, k, v = (x.to(dtype).requires_grad_() for x in (q, k, v))
+    q, k, v = (x.bfloat16().requires_grad_() for x in (q, k, v))
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    grad = torch.randn(1, 2, tokens, 64, device=device)
-    found = torch.autograd.grad(ops.standard_attention(q, k, v), (q, k, v), grad.to(dtype))
-    wanted = torch.autograd.grad(F.scaled_dot_product_attention(*exact), exact, grad.to(dtype).double())
+    grad = torch.randn(1, 2, tokens, 64, device=device).bfloat16()
+    found = torch.autograd.grad(ops.standard_attention(q, k, v), (q, k, v), grad)
+    wanted = torch.autograd.grad(F.scaled_dot_product_attention(*exact), exact, grad.double())
     for one, other in zip(found, wanted, strict=True):
         assert one.isfinite().all()
         one, other = one[..., 1:].double(), other[..., 1:]  # the first channel is rounding times 960
-        assert (one - other).norm() < (0.02 if dtype == torch.bfloat16 else 1e-3) * other.norm()
+        assert (one - other).norm() < 0.02 * other.norm()
 
 
 def test_fused_path_is_torchs_own():

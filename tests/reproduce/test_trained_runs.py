@@ -142,6 +142,13 @@ def test_what_is_said_follows_from_the_numbers() -> None:
         "The peak at cosine 1 appears with standard attention in layers 1–2 of 2: up to 50 % of the token pairs have a "
         "cosine above 0.98. It is gone with alpha only (at most 0 %). It stays with alpha' only (layers 1–2, 50 %)."
     )
+    few, fewer = (
+        [LayerFigures(i, "x", 0, 1, 0, 1, 1, cosines=histogram(p99=n, p95=12, p10=88 - n)) for i in range(3)]
+        for n in (4, 3)
+    )
+    assert peak_sentence({"standard": few, "alpha' only": fewer}).endswith(
+        "With alpha' only (at most 3 %) it no longer stands out in any layer, but there are nearly as many such pairs."
+    )
     line = peak_sentence({"standard": flat, "both": peak})
     assert line.startswith("A peak at cosine 1 does not appear with standard attention")
     assert line.endswith("It appears with both.")
