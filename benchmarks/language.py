@@ -1,6 +1,7 @@
 """Tokens per second of the GPT-2 Small recipe against a plain step of the same size, in one run on a GPU.
 
     python benchmarks/language.py [--batch 12] [--steps 30] [--rounds 5] [--out FILE.json]
+    python benchmarks/language.py --deep [--out FILE.json]
 
 Three things are timed in turn, round by round, so that a clock that drifts meets all of them:
 
@@ -8,8 +9,9 @@ Three things are timed in turn, round by round, so that a clock that drifts meet
     standard  the training engine on recipes/kerneldoc_gpt2_small.yaml, standard attention
     carried   the same with carried scores, alpha' = .5
 
-All in bf16 and compiled, gradients clipped, vocabulary 50,304, batches cut from tokens that are in memory. A ratio is
-meaningful within one run only.
+With --deep it is recipes/kerneldoc_deep.yaml (48 layers, 16 x 512 tokens) and each arm of `leadline reproduce
+text-depth`, against pre-norm. All in bf16 and compiled, gradients clipped, vocabulary 50,304, batches cut from tokens
+that are in memory. A ratio is meaningful within one run only.
 """
 
 from __future__ import annotations
@@ -30,13 +32,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leadline.reproduce.trained_language_depth import ARMS
 from leadline.training import load_recipe
 from leadline.training.distributed import join
 from leadline.training.engine import prepare_step
 from leadline.training.schedule import LearningRate
 from leadline.training.tasks import build_task
 
-RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "kerneldoc_gpt2_small.yaml"
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+SMALL = {"batch": 12, "tokens": 1024, "depth": 12, "dim": 768, "heads": 12, "compile": "model"}
+DEEP = {"batch": 16, "tokens": 512, "depth": 48, "dim": 256, "heads": 4, "compile": "blocks"}
 VOCABULARY = 50304
 
 
@@ -118,9 +123,11 @@ def recipe_step(options: argparse.Namespace, folder: Path, **model: Any) -> Call
         "batch.size": options.batch,
         "device": options.device,
         "compile": options.compile,
+        "graph": options.deep and options.device == "cuda",
         **{f"model.{name}": value for name, value in {"vocab_size": VOCABULARY, **sizes(options), **model}.items()},
     }
-    recipe = load_recipe(RECIPE, [f"{key}={value}" for key, value in changes.items()])
+    name = "kerneldoc_deep" if options.deep else "kerneldoc_gpt2_small"
+    recipe = load_recipe(RECIPES / f"{name}.yaml", [f"{key}={value}" for key, value in changes.items()])
     recipe = recipe.model_copy(update={"out": None})
     torch.set_float32_matmul_precision("high")
     processes = join(recipe)
@@ -153,17 +160,18 @@ def measure(steps: dict[str, Callable[[int], None]], options: argparse.Namespace
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=12)
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--depth", type=int, default=12)
-    parser.add_argument("--dim", type=int, default=768)
-    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--deep", action="store_true", help="the arms of text-depth instead")
+    for name in ("batch", "tokens", "depth", "dim", "heads"):
+        parser.add_argument(f"--{name}", type=int, help=f"{SMALL[name]}, with --deep {DEEP[name]}")
+    parser.add_argument("--compile", choices=("none", "blocks", "model"), help="model, with --deep blocks")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--compile", choices=("none", "blocks", "model"), default="model")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    for name, value in (DEEP if options.deep else SMALL).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     with tempfile.TemporaryDirectory() as temporary:
@@ -173,22 +181,25 @@ def main() -> None:
         need = (options.batch + 2) * options.tokens * 8
         for split in ("train", "valid", "test"):
             (folder / "text" / f"{split}.txt").write_text(line * (need // len(line) + 1))
-        steps = {
-            "plain": plain_step(options, torch.device(options.device)),
-            "standard": recipe_step(options, folder),
-            "carried": recipe_step(options, folder, attention="hopfield", alpha=0, alpha_prime=0.5),
-        }
+        if options.deep:
+            steps = {arm: recipe_step(options, folder, **model) for arm, model in ARMS.items()}
+        else:
+            steps = {
+                "plain": plain_step(options, torch.device(options.device)),
+                "standard": recipe_step(options, folder),
+                "carried": recipe_step(options, folder, attention="hopfield", alpha=0, alpha_prime=0.5),
+            }
         found = measure(steps, options)
     tokens = options.batch * options.tokens
     middle = {name: statistics.median(times) for name, times in found.items()}
     hardware = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+    against = ("pre-norm",) if options.deep else ("plain", "standard")
     rows = [
         {
             "method": name,
             "ms_per_step": round(middle[name], 3),
             "tokens_per_second": round(1000 * tokens / middle[name]),
-            "time_against_plain": round(middle[name] / middle["plain"], 4),
-            "time_against_standard": round(middle[name] / middle["standard"], 4),
+            **{f"time_against_{other}": round(middle[name] / middle[other], 4) for other in against},
             "rounds_ms": [round(value, 3) for value in found[name]],
         }
         for name in found

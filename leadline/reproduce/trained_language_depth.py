@@ -34,7 +34,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "alpha": {"norm": "pre", **ALPHA},
     "alpha'": {"norm": "pre", **PRIME},
     "both": {"norm": "pre", **BOTH},
-    "alpha' from scores": {"norm": "pre", **PRIME, "start": "scores"},
     "post-norm, alpha": {"norm": "post", **ALPHA},
     "post-norm, alpha'": {"norm": "post", **PRIME},
 }
@@ -126,7 +125,7 @@ ENTRY = Entry(
     "A deep decoder on text: post-norm, pre-norm, de-escalated, alpha, alpha' and both",
     run,
     {**TEXT_SETTING, "depth": 48, "dim": 256, "heads": 4, "tokens": 512, "batch": 16, "lrs": [1e-3, 3e-4],
-     "arms": list(ARMS), "compile": "blocks"},
+     "seeds": 2, "arms": list(ARMS), "compile": "blocks"},
     group="language",
     text=True,
     budgets={
