@@ -91,6 +91,7 @@ class Context:
     until: float | None = None  # time.monotonic() after which no further run is begun
     say: Callable[[str], None] = lambda line: None  # a line for people, such as a run that has ended
     text: Path | None = None  # a file or folder of text to train on
+    text_id: str = ""  # changes with what the text says
 
     def generator(self, stream: int = 0) -> torch.Generator:
         """Random numbers on the device; each ``stream`` of a seed is its own sequence."""
@@ -153,11 +154,13 @@ class Entry:
             return self
         return replace(self, setting={**self.setting, **self.budgets[budget], "budget": budget}, budgets={})
 
-    def full_setting(self, seed: int, device: torch.device, embedded: bool) -> dict[str, Any]:
+    def full_setting(self, seed: int, device: torch.device, embedded: bool, text_id: str = "") -> dict[str, Any]:
         """The setting as summary.json holds it: what decides the numbers."""
         full: dict[str, Any] = {**self.setting, "seed": seed, "device": device.type}
         if self.images:
             full["images"] = "scikit-learn digits" if embedded else "CIFAR-10"
+        if self.text:
+            full["text"] = text_id
         return json.loads(json.dumps(full))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from leadline.data.text import open_text
 from leadline.data.vision import load_cifar10
 from leadline.errors import LeadlineError, unknown_name
 from leadline.reproduce import store
@@ -64,8 +66,9 @@ def run_entries(
         check_page(page)
     summaries: list[dict[str, Any]] = []
     missing = _missing_images(chosen, data, embedded)
+    text_id = "" if text is None or not any(entry.text for entry in chosen) else _text_id(Path(text))
     for entry in chosen:
-        setting = entry.full_setting(seed, where, embedded)
+        setting = entry.full_setting(seed, where, embedded, text_id)
         folder = Path(out) / entry.id
         summary = None if force else store.finished(entry, setting, folder)
         if summary is not None:
@@ -94,6 +97,7 @@ def run_entries(
                 jobs=jobs,
                 until=until,
                 text=None if text is None else Path(text),
+                text_id=text_id,
             )
             try:
                 summary = _run(entry, setting, folder, context, console)
@@ -197,6 +201,12 @@ def _options(
     given = {"--data FOLDER": data is not None and not embedded, "--embedded": embedded, f"--seed {seed}": seed != 0}
     given |= {f"--device {device}": device is not None, "--text FOLDER": text is not None}
     return "".join(f" {option}" for option, wanted in given.items() if wanted)
+
+
+def _text_id(text: Path) -> str:
+    """Of what it holds, wherever it lies: results on one text are not those on another."""
+    corpus = open_text(text)
+    return hashlib.sha256("".join(corpus.fingerprint(split) for split in corpus.splits).encode()).hexdigest()[:10]
 
 
 def _device(name: str | None) -> torch.device:

@@ -34,12 +34,20 @@ def difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
 
 
 def said(what: str, a: Sequence[float], b: Sequence[float]) -> str:
-    """The difference in words, and whether it is beyond two standard errors; one seed has none."""
+    """The difference in words, and whether it is more than noise; of one seed that is not known."""
     mean, error = difference(a, b)
     if len(a) < 2:
         return f"{what} {mean:+.1f} points (one seed)"
-    sure = "beyond" if abs(mean) > 2 * error else "within"
-    return f"{what} {mean:+.1f} ± {error:.1f} points ({sure} two standard errors)"
+    return f"{what} {mean:+.1f} ± {error:.1f} points ({noise(mean, error, len(a))})"
+
+
+_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # Student's t for 2, 3, ... values
+
+
+def noise(mean: float, error: float, seeds: int) -> str:
+    """Whether a mean with this standard error differs from 0 at 95 %."""
+    beyond = abs(mean) > error * _T95[min(seeds - 2, len(_T95) - 1)]
+    return f"{'beyond' if beyond else 'within'} the noise of {seeds} seeds at 95 %"
 
 
 def effort(found: Mapping[Any, Sequence[Record]], more: Sequence[Record] = ()) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from leadline.reproduce.base import Claim, Context
 from leadline.reproduce.plots import panels, styles
-from leadline.reproduce.trained_figures import band, spread
+from leadline.reproduce.trained_figures import band, noise, spread
 from leadline.reproduce.trained_runs import Job, Record, run_all
 
 Found = dict[str, list[Record]]  # by arm, a record per seed
@@ -81,8 +81,7 @@ def said(what: str, a: Sequence[Record], b: Sequence[Record]) -> str:
     mean, error = found
     if len(a) < 2:
         return f"{what} {mean:+.4f} nats (one seed)"
-    sure = "beyond" if abs(mean) > 2 * error else "within"
-    return f"{what} {mean:+.4f} ± {error:.4f} nats ({sure} two standard errors)"
+    return f"{what} {mean:+.4f} ± {error:.4f} nats ({noise(mean, error, len(a))})"
 
 
 def plus_minus(values: Sequence[float], digits: int = 4) -> str:
@@ -182,8 +181,10 @@ def budget_note(context: Context, found: Found, tokens: int) -> str:
         return "Every run diverged."
     record, seeds = ended[0], len(seeds_of(context))
     steps = record["steps"]
+    assert context.text is not None
     return (
         f"Each arm: {record['parameters'] / 1e6:.0f} M parameters, {steps} steps of {tokens} tokens "
-        f"({steps * tokens / 1e6:.1f} M tokens, {record['epochs']:.1f} epochs of the text), {seeds} seed(s); on "
-        f"{record['device']}, {context.jobs} run(s) at a time, which the milliseconds share."
+        f"({steps * tokens / 1e6:.1f} M tokens, {record['epochs']:.1f} epochs of the text, "
+        f"{context.text.resolve().name}), {seeds} seed(s); on {record['device']}, {context.jobs} run(s) at a time, "
+        "which the milliseconds share."
     )

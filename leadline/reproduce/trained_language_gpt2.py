@@ -70,7 +70,9 @@ def run(context: Context) -> Result:
         + ".",
         _learned(found),
         "HOP reports perplexity 22.87 -> 20.70 (Small) and 20.85 -> 19.61 (Medium) on WikiText-103 after its own, "
-        f"longer training; the rate {setting['lr']:g}, the widths and the context are those of its table.",
+        f"longer training; the rate {setting['lr']:g}, the widths and the context are those of its table, the batch of "
+        f"{setting['batch']} and the vocabulary of {setting['vocab_size']} are not. One rate for all arms: none was "
+        "tuned.",
         budget_note(context, found, setting["tokens"] * setting["batch"]),
     ]
     tables = {

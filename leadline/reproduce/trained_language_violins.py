@@ -70,7 +70,8 @@ def run(context: Context) -> Result:
     notes = [
         peak_sentence(models),
         said("Validation loss of .5 against standard:", found[".5"], found["standard"]) + ".",
-        "HOP's models were trained on WikiText-103. " + budget_note(context, found, tokens),
+        f"HOP's models were trained on WikiText-103; the rate is {setting['lr']:g} here. "
+        + budget_note(context, found, tokens),
     ]
     tables = {"layers": rows, "runs": runs_table(found, seeds), "curves": curves_table(found, seeds)}
     return Result(claims, tables, plot, notes)

@@ -66,7 +66,8 @@ def run(context: Context) -> Result:
         + ".",
         "The mean in the leaky form holds the tokens to be predicted, in training and in evaluation: its loss is no "
         "measure of a language model, and the paper's figure shows training loss only.",
-        budget_note(context, found, setting["tokens"] * setting["batch"]),
+        budget_note(context, found, setting["tokens"] * setting["batch"]) + " The text is read in one order, so that "
+        "seeds differ by their initialisation alone.",
     ]
     tables = {"runs": runs_table(found, seeds), "curves": curves_table(found, seeds), "layers": layers_table(found)}
     return Result(claims, tables, lambda: curves_figure(found), notes, shown=table_of(found, POST))

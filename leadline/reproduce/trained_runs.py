@@ -176,6 +176,8 @@ def _stem(context: Context, job: Job) -> str:
     plain = _recipe(context, job).model_dump(mode="json")
     for free in ("path", "cache", "workers"):
         plain["data"].pop(free, None)
+    if plain["data"]["name"] == "text":
+        plain["data"]["text"] = context.text_id
     text = json.dumps({"recipe": plain, "probe": job.probe}, sort_keys=True)
     return f"{job.name.replace(' ', '_').replace(chr(39), 'p')}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
@@ -245,11 +247,11 @@ def _inputs(recipe: Recipe, device: torch.device, count: int) -> Tensor:
 
 
 def _strengths(work: Path) -> dict[str, list[float]]:
-    """The learned strengths of the trained model, by their names."""
+    """The learned strengths of the trained model, by their names, cut as the model cuts them."""
     saved = find_checkpoint(work, "last")
     assert saved is not None
     found = {name: tensor for name, tensor in saved.tensors("model").items() if name.endswith(".parameter")}
-    return {name: tensor.float().flatten().tolist() for name, tensor in found.items()}
+    return {name: tensor.float().clamp(0, 1).flatten().tolist() for name, tensor in found.items()}
 
 
 def _curve(file: Path) -> list[dict[str, float]]:

@@ -156,8 +156,8 @@ def test_what_is_said_follows_from_the_numbers() -> None:
     assert percent([0.5]) == "50.0"
     mean, error = difference([0.5, 0.6, 0.7], [0.4, 0.4, 0.7])
     assert (mean, error) == pytest.approx((10.0, 10 / 3**0.5))
-    assert "within two standard errors" in said("x", [0.5, 0.6, 0.7], [0.4, 0.4, 0.7])
-    assert "beyond two standard errors" in said("x", [0.5, 0.6, 0.7], [0.1, 0.21, 0.3])
+    assert "within the noise of 3 seeds" in said("x", [0.5, 0.6, 0.7], [0.4, 0.4, 0.7])
+    assert "beyond the noise of 3 seeds" in said("x", [0.5, 0.6, 0.7], [0.1, 0.21, 0.3])
     assert said("x", [0.5], [0.4]) == "x +10.0 points (one seed)"
 
 

@@ -2,9 +2,12 @@
 
 import csv
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 
 import leadline as ll
 from leadline.reproduce import (
@@ -15,6 +18,7 @@ from leadline.reproduce import (
     trained_language_violins,
     trained_language_xl,
 )
+from leadline.reproduce.runner import run_entries
 from leadline.reproduce.trained_language import difference, said
 from leadline.reproduce.trained_runs import Record
 from leadline.training.recipe import parse_recipe
@@ -47,17 +51,44 @@ def run(context, entry, **changes):
     return result, made
 
 
+def test_runs_on_one_text_are_not_those_on_another(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("LEADLINE_CACHE", str(tmp_path / "cache"))
+    tiny = replace(trained_language_gpt2.ENTRY, setting={**trained_language_gpt2.ENTRY.setting, **TINY, "seeds": 1,
+                   "arms": ["alpha' 0", "alpha = alpha' = .5"]}, budgets={})  # fmt: skip
+    moved, other = tmp_path / "moved", tmp_path / "other"
+    shutil.copytree(text, moved, ignore=lambda *_: ["cache"])
+    shutil.copytree(moved, other)
+    (other / "train.txt").write_text("".join(f"deep {i * i % 11}\n" for i in range(300)))
+    losses = []
+    for folder in (text, moved, other):
+        run_entries(
+            "hop-table2", tmp_path / "out", entries=[tiny], text=folder, device="cpu", console=Console(quiet=True)
+        )
+        with (tmp_path / "out" / "hop-table2" / "runs.csv").open() as file:
+            losses.append([row["valid_loss"] for row in csv.DictReader(file)])
+    assert losses[0] == losses[1] != losses[2]
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 2 * 2
+
+
 def test_a_deep_decoder_with_the_better_of_two_rates(context):
     entry = trained_language_depth.ENTRY
     arms = ["pre-norm", "post-norm", "de-escalated", "both"]
-    result, made = run(context, entry, arms=arms, lrs=[1e-3, 1e-9])
+    result, made = run(
+        context,
+        entry,
+        arms=arms,
+        elsewhere=arms[:1] + arms[3:],
+        lrs={"pre": [1e-3, 1e-9], "post": [1e-3, 1e-9]},
+        shallow=1,
+        brief="2 steps",
+    )
     tried = {row["arm"]: row["valid_loss"] for row in result.tables["rates"]}
     for arm in arms:
         better = min(("0.001", "1e-09"), key=lambda lr, arm=arm: tried[f"{arm}, lr {lr}"])
         rows = [row for row in result.tables["runs"] if row["arm"] == arm]
         assert [row["seed"] for row in rows] == [0, 1]
         assert rows[0]["valid_loss"] == tried[f"{arm}, lr {better}"]
-    assert len(list((made.out / "runs").glob("*.json"))) == 2 * 4 + 4
+    assert len(list((made.out / "runs").glob("*.json"))) == 2 * 4 + 4 + 2 * 2 * 2
     assert {row["arm"] for row in result.tables["layers"]} == set(arms)
     assert len(result.shown) == 4
     kept = {path: path.stat().st_mtime_ns for path in (made.out / "runs").iterdir()}
@@ -122,7 +153,7 @@ def test_runs_that_diverged_are_told():
     assert difference([good, bad], [good, good]) is None
     assert "diverged" in said("b", [bad], [good])
     worse = Record("c", {"diverged": None, "valid_loss": 2.5})
-    assert said("c", [worse, worse], [good, good]) == "c +0.5000 ± 0.0000 nats (beyond two standard errors)"
+    assert said("c", [worse, worse], [good, good]) == "c +0.5000 ± 0.0000 nats (beyond the noise of 2 seeds at 95 %)"
 
 
 def test_without_text_it_says_so(tmp_path):
