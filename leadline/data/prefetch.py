@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -54,7 +55,8 @@ class Prefetch:
             with generators_kept():
                 return self.make(request)
         if self._coming is None or request != self._next:
-            self._coming = iter(self._loader(request))
+            with generators_kept():  # torch draws a seed for its workers
+                self._coming = iter(self._loader(request))
         try:
             found = next(self._coming)
         except RuntimeError as error:  # a worker died: killed by the system, most often for want of memory
@@ -81,6 +83,7 @@ class Prefetch:
             prefetch_factor=4,
             pin_memory=self.pin,
             collate_fn=_as_is,
+            worker_init_fn=_left_alone,
         )
 
 
@@ -113,6 +116,12 @@ class _Made(Dataset[Any]):
 
 def _as_is(item: Any) -> Any:
     return item
+
+
+def _left_alone(_: int) -> None:
+    """A signal to the whole group is for the loop: it still needs its workers for the step at hand, and ends them."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def stack(images: list[Any]) -> Tensor:

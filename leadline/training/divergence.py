@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,9 @@ def _look(step: Step, number: int) -> Found:
         place, name = max(bad)  # the backward pass goes from the last layer to the first
         return 2, -place, f"the gradient of {name} is not finite"
     place, name, largest = max(norms, key=lambda entry: entry[2])
-    return 3, place, f"gradients explode, the largest is that of {name} (norm {largest:.3g})"
+    total = math.hypot(*(norm for _, _, norm in norms))
+    limit = f"norm_limit is {step.recipe.norm_limit:g}"
+    return 3, place, f"gradients explode (norm {total:.3g}, {limit}), the largest is that of {name} ({largest:.3g})"
 
 
 def _gradient_norms(step: Step, order: dict[nn.Module, int]) -> list[tuple[int, str, float]]:

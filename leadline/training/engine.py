@@ -10,8 +10,9 @@ import platform
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -19,7 +20,7 @@ from torch import nn
 
 import leadline
 from leadline.errors import LeadlineError
-from leadline.models.checkpoints import find_checkpoint, newest
+from leadline.models.checkpoints import find_checkpoint, listed, newest
 from leadline.probing.blocks import find_blocks
 from leadline.probing.guard import uncompiled
 from leadline.probing.inputs import call_model
@@ -38,6 +39,7 @@ from leadline.training.stop import Stopped, StopRequest
 from leadline.training.tasks import build_task
 from leadline.training.tasks.base import Task
 
+Result = TypeVar("Result")
 MakeTask = Callable[[Recipe, torch.device, int, int], Task]
 
 
@@ -97,15 +99,22 @@ class Run:
             with StopRequest() as request:
                 self._loop(start, request)
             return self._finish()
+        except OSError as error:  # most likely a log that finds no room; checkpoints say so themselves
+            found = find_checkpoint(self.out, "last")
+            raise Stopped(
+                f"the run cannot go on: {error.strerror or error} ({error.filename or self.out}); the last checkpoint: "
+                f"{found.folder if found else 'none yet'}; make room and run the same command again"
+            ) from error
         finally:
-            self.logs.close()
+            with suppress(OSError):  # said above
+                self.logs.close()
 
     def _loop(self, start: int, request: StopRequest) -> None:
         self.step.model.train()
         if start == 0:
             self._probe(0)
         for number in range(start, self.total):
-            self._train(number)
+            self._guarded(number, self.step, number)
             done, last = number + 1, number + 1 == self.total
             self.since += 1
             read = done % self.recipe.log.every == 0 or last
@@ -117,7 +126,7 @@ class Run:
                 self._log(done)
             if due["watch"]:
                 self._probe(done)
-            score = self._evaluate(done) if due["evaluate"] else None
+            score = self._guarded(done, self._evaluate, done) if due["evaluate"] else None
             better = score is not None and (self.best is None or score > self.best["score"])
             if score is not None and better:
                 self.best = {"step": done, "score": score, "split": self.task.watched}
@@ -131,12 +140,13 @@ class Run:
                     128 + stop,
                 )
 
-    def _train(self, number: int) -> None:
+    def _guarded(self, done: int, work: Callable[[int], Result], number: int) -> Result:
+        """``work(number)``; where the data fail, for example by an image that cannot be read, the weights are saved."""
         try:
-            self.step(number)
-        except LeadlineError:  # the data, for example an image that cannot be read: the weights are as they were
-            if self.processes.world == 1 and number:
-                self._save(number, None)
+            return work(number)
+        except LeadlineError:
+            if self.processes.world == 1 and done:
+                self._save(done, None)
             raise
 
     def _asked_to_stop(self, request: StopRequest, read: bool) -> signal.Signals | None:
@@ -223,6 +233,11 @@ class Run:
             try:
                 before = owner(self.out, self.recipe)
                 saved = newest(self.out, lambda line: self.console.print(line, soft_wrap=True))
+                if saved is None and (damaged := listed(self.out)):
+                    raise LeadlineError(
+                        f"no checkpoint in {self.out} is whole ({', '.join(folder.name for _, folder in damaged)}); to "
+                        "begin anew give another out= or remove them"
+                    )
                 if saved is not None and saved.step > self.total:
                     raise LeadlineError(
                         f"length is {self.total} steps and {self.out} holds a checkpoint of step {saved.step}; make "

@@ -18,6 +18,7 @@ from leadline.errors import LeadlineError
 from leadline.training import Stopped, checkpoint, find_checkpoint, train
 from leadline.training.distributed import join
 from leadline.training.engine import prepare_step
+from leadline.training.logs import Logs
 from leadline.training.optimizer import undecayed
 from leadline.training.schedule import LearningRate
 
@@ -273,6 +274,48 @@ def test_a_full_disk_stops_the_run(tmp_path, monkeypatch):
     assert find_checkpoint(tmp_path, "last").step == 4
 
 
+def test_a_full_disk_met_by_a_log_stops_the_run(tmp_path, monkeypatch):
+    real = Logs._write
+
+    def full(self, name, row):
+        if row["step"] == 7:
+            raise OSError(28, "No space left on device", str(self.out / name))
+        real(self, name, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Logs, "_write", full)
+        with pytest.raises(
+            Stopped, match=r"No space left on device \(.*log.csv\); the last checkpoint: .*step-000006;"
+        ):
+            train(toy_recipe(tmp_path / "torn"), make_task=ToyTask)
+    train(toy_recipe(tmp_path / "torn"), make_task=ToyTask)
+    train(toy_recipe(tmp_path / "calm"), make_task=ToyTask)
+    assert_same_run(tmp_path / "calm", tmp_path / "torn")
+
+
+def test_an_evaluation_that_cannot_be_made_loses_nothing(tmp_path):
+    class Broken(ToyTask):
+        def evaluate(self, model, split="valid"):
+            raise LeadlineError("image 3 cannot be read")
+
+    with pytest.raises(LeadlineError, match="image 3 cannot be read"):
+        train(toy_recipe(tmp_path), make_task=Broken)
+    assert find_checkpoint(tmp_path, "last").step == 6
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_left_as_it_is(tmp_path):
+    train(toy_recipe(tmp_path, length="8 steps", checkpoint={"best": False}), make_task=ToyTask)
+    for folder in tmp_path.glob("step-*"):
+        (folder / "optimizer.safetensors").write_bytes(b"")
+    before = (tmp_path / "log.csv").read_text()
+    with pytest.raises(
+        LeadlineError, match=r"no checkpoint in .* is whole \(step-000004, step-000008\); to begin anew"
+    ):
+        train(toy_recipe(tmp_path), make_task=ToyTask)
+    assert (tmp_path / "log.csv").read_text() == before
+    assert (tmp_path / "step-000008" / "model.safetensors").is_file()
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_divergence_names_the_step_and_the_layer(tmp_path, accumulate):
     recipe = toy_recipe(tmp_path, log={"every": 10}, batch={"accumulate": accumulate})
@@ -320,7 +363,9 @@ def test_a_gradient_that_breaks_and_one_that_explodes(tmp_path):
 
     with pytest.raises(Stopped, match=r"diverged at step 0: the gradient of blocks.1.mlp.fc2.\w+ is not finite"):
         train(toy_recipe(tmp_path / "1"), make_task=Breaks)
-    with pytest.raises(Stopped, match=r"diverged at step 0: gradients explode, the largest is that of \S+ \(norm"):
+    with pytest.raises(
+        Stopped, match=r"diverged at step 0: gradients explode \(norm \S+, norm_limit is 1e\+06\), the largest is"
+    ):
         train(toy_recipe(tmp_path / "2"), make_task=Explodes)
 
 
