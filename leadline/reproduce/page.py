@@ -58,7 +58,8 @@ def write_page(
     """Write ``page`` from the summaries of ``ids`` under ``out``, and copy their pictures into a folder beside it.
 
     The same numbers go into a JSON file beside the page. A page of ``trained`` entries has pictures of its own, in a
-    folder that is named as the page is. ``options`` are those of the command, for the reader who wants to repeat it.
+    folder that is named as the page is, with the tables of every run and its curves beside them, which cannot be had
+    again in a minute. ``options`` are those of the command, for the reader who wants to repeat it.
     """
     found = [summary for name in ids if (summary := store.read(Path(out) / name)) is not None]
     if not found:
@@ -78,7 +79,10 @@ def write_page(
     ]
     for summary in found:
         shutil.copyfile(Path(out) / summary["id"] / "figure.png", pictures / f"{summary['id']}.png")
-        parts.append(_entry(summary, pictures.name))
+        tables = [file for file in summary["files"] if file.endswith(".csv")] if trained else []
+        for file in tables:
+            shutil.copyfile(Path(out) / summary["id"] / file, pictures / f"{summary['id']}_{file}")
+        parts.append(_entry(summary, pictures.name, tables))
     _replace(page, "\n".join(parts))
     _replace(page.with_suffix(".json"), _as_json(found, command))
 
@@ -119,7 +123,7 @@ def _overview(found: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def _entry(summary: dict[str, Any], pictures: str) -> str:
+def _entry(summary: dict[str, Any], pictures: str, tables: Sequence[str]) -> str:
     setting = ", ".join(f"{name} {_plain(value)}" for name, value in summary["setting"].items())
     lines = [
         f"## {summary['id']}\n",
@@ -136,6 +140,9 @@ def _entry(summary: dict[str, Any], pictures: str) -> str:
         holds = "yes" if claim["holds"] else "**no**"
         name = claim["name"].replace("|", "\\|")
         lines.append(f"| {name} | {claim['kind']} | {ours} | {paper} | {claim['tolerance']} | {holds} |")
+    if tables:
+        links = (f"[{file}]({pictures}/{summary['id']}_{file})" for file in tables)
+        lines.append(f"\nData: {', '.join(links)}.")
     lines.append(f"\nSetting: {setting}.\n")
     return "\n".join(lines)
 

@@ -74,7 +74,10 @@ def run(context: Context) -> Result:
         + said("against pre-norm", ours, pre)
         + ".",
         "The paper prints curves, not numbers; its order is de-escalated, pre-norm, post-norm in training loss, with "
-        f"lr {setting['lr']:g}, for post-norm {setting['lr_post']:g}, as here. Ours is {_order(found)}.",
+        f"lr {setting['lr']:g}, for post-norm {setting['lr_post']:g}, as here: none was tuned. Ours is "
+        f"{_order(found)}.",
+        "De-escalation with tau 1 takes the mean of the tokens out, so that no similarity is left after the last layer "
+        "whatever was learned.",
         f"{'Augmented by flips and crops only' if not setting['augment'].get('rand_augment') else 'RandAugment'}; "
         f"the head takes the maximum over tokens. {max(speed, default=0.0):.0f} steps/s at batch {setting['batch']} in "
         "the quickest run.",

@@ -201,15 +201,16 @@ def _about(
     tried: Tried,
     seeds: int,
 ) -> str:
-    lost = sum(accuracy is None for by_rate in tried.values() for accuracy in by_rate.values())
-    trials = sum(len(by_rate) for by_rate in tried.values())
+    every = [accuracy for by_rate in tried.values() for accuracy in by_rate.values()]
+    lost = sum(accuracy is None for accuracy in every)
+    low = sum(accuracy is not None and accuracy < 0.15 for accuracy in every)
     bad = sum(record.diverged for kept in found.values() for record in kept)
     return (
         f"Pre-norm, no MLP, no outer skips, maximum over tokens, {setting['epochs']} epochs, {seeds} seeds, warm-up "
         "over a tenth of the run and gradients clipped to norm 1. Each cell of the table is at its best of "
         f"{len(setting['lrs'])} learning rates (in brackets), chosen by one run of the same length with a tenth of the "
-        f"training images held out. {lost} of {trials} such runs diverged, and {bad} of "
-        f"{sum(map(len, found.values()))} final ones, which count as 10 %."
+        f"training images held out. {lost} of {len(every)} such runs diverged and {low} more ended below 15 %; {bad} "
+        f"of {sum(map(len, found.values()))} final ones diverged, which counts as 10 %."
     )
 
 
