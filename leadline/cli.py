@@ -296,7 +296,13 @@ def generate(
     from leadline.training.writing import open_language_model, write
 
     console = Console(stderr=True)
-    begin = sys.stdin.read() if prompt == "-" else prompt
+    if tokens < 1:
+        raise LeadlineError(f"--tokens is {tokens}; it must be at least 1")
+    try:
+        begin = sys.stdin.read() if prompt == "-" else prompt
+        begin.encode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise LeadlineError(f"the prompt is not UTF-8 ({error.reason}); convert it first") from error
     with console.status("loading the model"):
         model, tokenizer = open_language_model(folder, device)
     where = next(model.parameters()).device
@@ -345,6 +351,8 @@ def evaluate(
     if as_json:
         print(json.dumps(found.to_dict()))
         return
+    for note in found.notes:
+        Console(stderr=True).print(f"[bold yellow]note:[/] {escape(note)}", soft_wrap=True, highlight=False)
     figures = ", ".join(f"{name} {value:.4g}" for name, value in found.figures.items())
     print(f"{split}: {figures} at step {found.step} ({found.checkpoint})")
     Console().print(found.report.table(brief=Console().width < 130))

@@ -223,16 +223,42 @@ def test_bad_requests_are_one_clear_line(tmp_path):
     saved(tmp_path)
     for arguments, part in (
         (("", "--tokens", 3), "the prompt is empty"),
-        (("The", "--tokens", 0), "max_new_tokens is 0"),
+        (("The", "--tokens", 0), "--tokens is 0; it must be at least 1"),
         (("The", "--temperature", -1), "temperature is -1"),
+        (("The", "--temperature", "nan"), "temperature is nan; it must be 0"),
+        (("The", "--temperature", "inf"), "temperature is inf"),
+        (("The", "--temperature", 1e-45), "temperature is 1e-45"),
+        (("The", "--temperature", 1, "--top-k", 0), "top_k is 0; it must be at least 1"),
+        (("The", "--temperature", 1, "--top-k", -4), "top_k is -4"),
+        (("no UTF-8: \udcff",), "the prompt is not UTF-8"),
     ):
         with pytest.raises(ll.LeadlineError, match=part):
             run(tmp_path, *arguments)
+    with pytest.raises(ll.LeadlineError, match="the prompt is not UTF-8"):
+        CliRunner().invoke(app, ["generate", str(tmp_path), "-"], input=b"\xff\xfe", catch_exceptions=False)
     with pytest.raises(ll.LeadlineError, match="only Transformer-XL has a memory"):
         evaluate(tmp_path, data=tmp_path, memory=3, device="cpu")
     ll.create_model("vit_tiny", depth=1).save(tmp_path / "images")
     with pytest.raises(ll.LeadlineError, match=r"stride given, but .* holds no language model"):
         evaluate(tmp_path / "images", stride=3, device="cpu")
+
+
+def test_numbers_for_evaluation_are_checked_and_a_view_of_the_future_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEADLINE_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "test.txt"
+    text.write_text(TEXT[:200])
+    saved(tmp_path / "xl", name="transformer_xl_base", de_escalation=1.0, de_escalation_form="leaky")
+    options = ["evaluate", str(tmp_path / "xl"), "--data", str(text), "--device", "cpu"]
+    for option, value, least in (("lanes", -2, 1), ("memory", -5, 0), ("stride", 0, 1), ("context", -3, 1)):
+        with pytest.raises(ll.LeadlineError, match=rf"^{option} is {value}; it must be at least {least}$"):
+            CliRunner().invoke(app, [*options, f"--{option}", str(value)], catch_exceptions=False)
+    said = CliRunner().invoke(app, [*options, "--memory", "0"], catch_exceptions=False)
+    assert "perplexity" in said.stdout
+    assert "sees the tokens that it predicts: its figures are no perplexity" in said.stderr
+    answer = json.loads(CliRunner().invoke(app, [*options, "--json"], catch_exceptions=False).stdout)
+    assert "no perplexity" in answer["notes"][0]
+    saved(tmp_path / "causal", name="transformer_xl_base", de_escalation=1.0)
+    assert evaluate(tmp_path / "causal", data=text, device="cpu").notes == []
 
 
 def test_a_cured_model_of_transformers_and_a_wrong_share_are_refused(tmp_path):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from leadline.data.kept import kept
-from leadline.data.sets import FolderRows, Rows, decode, read_file
+from leadline.data.sets import FolderRows, Rows, bad_label, decode, read_file
 from leadline.errors import LeadlineError
 
 _FORMAT = 1  # changes when what is stored changes
@@ -49,8 +49,8 @@ def decoded(rows: Rows, size: int | None, folder: str | os.PathLike[str] | None 
     size  pixels a side: images of another size are resized (short side) and cut in the middle. None: as they are, and
           all must be alike.
     """
-    at = _made(rows, {"size": size}, folder, lambda draft: _decode_all(rows, size, draft))
-    return Pixels(_mapped(at / _PIXELS), torch.from_numpy(np.load(at / _LABELS)))
+    at = _made(rows, {"size": size}, folder, lambda draft: _decode_all(rows, size, draft), (_PIXELS, _LABELS))
+    return Pixels(_mapped(at / _PIXELS), torch.from_numpy(_labels(at, rows)))
 
 
 def encoded(rows: Rows, folder: str | os.PathLike[str] | None = None) -> Encoded:
@@ -61,16 +61,37 @@ def encoded(rows: Rows, folder: str | os.PathLike[str] | None = None) -> Encoded
     """
     if isinstance(rows, FolderRows):
         return _Files(rows)
-    at = _made(rows, {"packed": True}, folder, lambda draft: _pack(rows, draft))
-    return _Packed(rows, at / _PACK, np.load(at / _OFFSETS, mmap_mode="r"), np.load(at / _LABELS))
+    at = _made(rows, {"packed": True}, folder, lambda draft: _pack(rows, draft), (_OFFSETS, _LABELS))
+    return _Packed(rows, at / _PACK, np.load(at / _OFFSETS, mmap_mode="r"), _labels(at, rows))
 
 
 def _made(
-    rows: Rows, options: dict[str, Any], folder: str | os.PathLike[str] | None, make: Callable[[Path], None]
+    rows: Rows,
+    options: dict[str, Any],
+    folder: str | os.PathLike[str] | None,
+    make: Callable[[Path], None],
+    arrays: tuple[str, str],
 ) -> Path:
-    """The folder of the cache; ``make`` fills it where there is none."""
+    """The folder of the cache; ``make`` fills it where there is none, or where what is there is damaged."""
     name = hashlib.sha256(json.dumps([_FORMAT, options, rows.key()]).encode()).hexdigest()[:20]
-    return kept(name, folder, make, "images")
+    return kept(name, folder, make, "images", lambda at: _whole(at, arrays))
+
+
+def _whole(folder: Path, arrays: tuple[str, str]) -> bool:
+    """Whether the files are there and as long as they say: a disk that ran full or a lost write cuts them short."""
+    try:
+        found = {name: np.load(folder / name, mmap_mode="r") for name in arrays}
+        return _OFFSETS not in found or (folder / _PACK).stat().st_size == found[_OFFSETS][-1]
+    except (ValueError, EOFError, FileNotFoundError):
+        return False
+
+
+def _labels(folder: Path, rows: Rows) -> np.ndarray:
+    """(N,), int64; a cache may be older than the check of its rows."""
+    labels = np.load(folder / _LABELS)
+    for i in np.flatnonzero((labels < 0) | (labels >= rows.classes))[:1]:
+        raise bad_label(int(labels[i]), rows.classes, rows.where(int(i)))
+    return labels
 
 
 def _decode_all(rows: Rows, size: int | None, folder: Path) -> None:

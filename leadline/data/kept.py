@@ -16,22 +16,31 @@ def cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:
     return Path(folder or os.environ.get("LEADLINE_CACHE") or Path.home() / ".cache" / "leadline")
 
 
-def kept(name: str, folder: str | os.PathLike[str] | None, make: Callable[[Path], object], what: str) -> Path:
+def kept(
+    name: str,
+    folder: str | os.PathLike[str] | None,
+    make: Callable[[Path], object],
+    what: str,
+    whole: Callable[[Path], bool] = lambda at: True,
+) -> Path:
     """The folder ``name`` in the cache; where there is none ``make`` fills a new one, which gets its name when whole.
 
-    ``what`` stands in the error when that is not possible, such as "images".
+    what   stands in the error when that is not possible, such as "images".
+    whole  whether a folder found is undamaged; one that is not is made again.
     """
     root = cache_folder(folder)
     target = root / name
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root / f"{name}.lock"):
-            if not target.is_dir():
+            if not target.is_dir() or not whole(target):
                 draft = root / f"{name}.{os.getpid()}.part"
                 shutil.rmtree(draft, ignore_errors=True)
                 draft.mkdir()
                 try:
                     make(draft)
+                    _to_disk(draft)
+                    shutil.rmtree(target, ignore_errors=True)
                     os.rename(draft, target)
                 finally:
                     shutil.rmtree(draft, ignore_errors=True)
@@ -41,6 +50,14 @@ def kept(name: str, folder: str | os.PathLike[str] | None, make: Callable[[Path]
             "make room there or give another folder by data.cache=FOLDER"
         ) from error
     return target
+
+
+def _to_disk(folder: Path) -> None:
+    """A rename may reach the disk before the bytes do; then a power cut leaves a short file under the final name."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb+") as stream:
+                os.fsync(stream.fileno())
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -92,7 +92,12 @@ def open_rows(name: str, path: str | Path | None, split: str) -> Rows:
             raise LeadlineError("data.name is 'folder' and data.path is not given; give the folder with train and test")
         return FolderRows(Path(path), split)
     layout = LAYOUTS[name]
-    return HubRows(layout, split) if path is None else ParquetRows(layout, Path(path), split)
+    rows: Rows = HubRows(layout, split) if path is None else ParquetRows(layout, Path(path), split)
+    if not len(rows):
+        raise LeadlineError(
+            f"the {layout.splits[split]} split of {layout.title} in {path or layout.hub} has no rows; give a whole copy"
+        )
+    return rows
 
 
 def parquet_files(folder: Path, split: str, hub: str) -> list[Path]:
@@ -134,9 +139,11 @@ class ParquetRows:
         return sum(self.counts)
 
     def __iter__(self) -> Iterator[Row]:
+        first = 0
         for file in self.files:
             for batch in parquet_batches(file, [self.layout.image, self.layout.label], rows=256):
-                yield from _rows(batch, self.layout)
+                yield from image_rows(batch, self.layout, self.where, first)
+                first += batch.num_rows
 
     def where(self, index: int) -> str:
         for file, count in zip(self.files, self.counts, strict=True):
@@ -168,8 +175,10 @@ class HubRows:
         return len(self.found)
 
     def __iter__(self) -> Iterator[Row]:
+        first = 0
         for table in self.found.iter(batch_size=256):
-            yield from _rows(table, self.layout)
+            yield from image_rows(table, self.layout, self.where, first)
+            first += table.num_rows
 
     def where(self, index: int) -> str:
         return f"row {index} of {self.layout.hub}"
@@ -232,10 +241,26 @@ def read_file(file: Path) -> bytes:
         raise LeadlineError(f"{file} cannot be read ({error.strerror})") from error
 
 
-def _rows(batch: Any, layout: Layout) -> Iterator[Row]:
-    encoded = need("pyarrow.compute", "data").struct_field(batch.column(layout.image), "bytes").to_pylist()
-    for image, label in zip(encoded, batch.column(layout.label).to_pylist(), strict=True):
-        yield Row(image or b"", int(label))
+def image_rows(table: Any, layout: Layout, where: Callable[[int], str], first: int = 0) -> Iterator[Row]:
+    """The rows of a part of a split, which begins at row ``first``; ``where`` names a row of the split."""
+    images, types = table.column(layout.image), need("pyarrow", "data").types
+    parts = {part.name: part.type for part in images.type} if types.is_struct(images.type) else {}
+    if "bytes" not in parts or not (types.is_binary(parts["bytes"]) or types.is_large_binary(parts["bytes"])):
+        raise LeadlineError(
+            f"{where(first)} has no encoded image: {layout.image} is {images.type}; it must be a struct with binary "
+            f"bytes, as in {layout.hub!r}"
+        )
+    encoded = need("pyarrow.compute", "data").struct_field(images, "bytes").to_pylist()
+    for i, (image, label) in enumerate(zip(encoded, table.column(layout.label).to_pylist(), strict=True), start=first):
+        if not isinstance(label, int) or not 0 <= label < layout.classes:
+            raise bad_label(label, layout.classes, where(i))
+        yield Row(image or b"", label)
+
+
+def bad_label(label: object, classes: int, where: str) -> LeadlineError:
+    return LeadlineError(
+        f"{where} has the label {label!r}; it must be a whole number from 0 to {classes - 1}, correct or remove it"
+    )
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ import hashlib
 import lzma
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ BLOCK = 1 << 20  # characters
 _WORDS = {"train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid"}
 _WORDS |= {"dev": "valid", "test": "test"}
 _PLACES = {"train": (0.0, 0.9), "valid": (0.9, 0.95), "test": (0.95, 1.0)}
+_LONGEST = 0.04  # of the text: with no longer line than this every split has one
+_BEFORE_BLANK = re.compile(r"\S(?= \S)")  # no word or byte pair crosses it
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Corpus:
     by_place: bool = False  # one text: the first 90 % are for training, 5 % for validation, 5 % for the test
     rows: dict[str, Any] = field(default_factory=dict)  # by split, of the hub
     column: str = "text"
+    left_out: tuple[Path, ...] = ()  # files that name no split, beside others that do
 
     @property
     def splits(self) -> list[str]:
@@ -44,21 +47,44 @@ class Corpus:
 
     def blocks(self, split: str) -> Iterator[str]:
         """The text of a split, all characters of it, in pieces of about a megabyte."""
-        check_choice("split", split, SPLITS)
-        if split not in self.splits:
-            there = ", ".join(self.splits)
-            raise LeadlineError(f"{self.origin} has no {split} text, only {there}; give a folder that has it")
+        self.check(split)
         if split in self.rows:
-            return _joined(_with_line_end(row[self.column]) for row in self.rows[split])
+            return _joined(_line(row[self.column], self.where(split), self.column) for row in self.rows[split])
         if self.by_place:
             return _joined(self._lines_of(split))
         return _joined(chunk for file in self.parts[split] for chunk in _read(file, self.column))
+
+    def check(self, split: str) -> None:
+        """Raise unless there is such a split."""
+        check_choice("split", split, SPLITS)
+        if split in self.splits:
+            return
+        if self.rows:
+            there = ", ".join(self.splits)
+            what = "write its parts to a folder as train.txt, valid.txt and test.txt and give that by data.path=FOLDER"
+        else:
+            there = ", ".join(f"{own} ({_names(self.parts[own])})" for own in self.splits)
+            what = f"give a folder with {split}.txt too, or name no file or folder after a split: all is one text then"
+        raise LeadlineError(f"{self.origin} has no {split} text, only {there}; {what}")
+
+    def where(self, split: str) -> str:
+        """What a message calls the split."""
+        files = self.parts.get(split, [])
+        return str(files[0]) if len(files) == 1 and not self.by_place else f"the {split} text of {self.origin}"
+
+    @property
+    def notice(self) -> str | None:
+        """What its reader should know: which files are not read."""
+        if not self.left_out:
+            return None
+        names = _names([file.relative_to(self.origin) for file in self.left_out])
+        return f"{self.origin}: not read, since others are named after a split and these are not: {names}"
 
     def fingerprint(self, split: str) -> str:
         """Changes when the text does."""
         if split in self.rows:
             return f"{self.rows[split]._fingerprint}-{self.column}"
-        found = hashlib.sha256(f"{split if self.by_place else ''}-{self.column}".encode())
+        found = hashlib.sha256(f"{f'{split}, cut' if self.by_place else ''}-{self.column}".encode())
         for file in self.parts[split]:
             found.update(_suffix(file).encode())
             with file.open("rb") as stream:
@@ -67,14 +93,24 @@ class Corpus:
         return found.hexdigest()
 
     def _lines_of(self, split: str) -> Iterator[str]:
-        total = sum(len(chunk) for file in self.parts[split] for chunk in _read(file, self.column))
+        """Lines that begin in the split's share of the text; where a line is long, exactly that share."""
+        total = longest = 0
+        for line in self._lines():
+            total, longest = total + len(line), max(longest, len(line))
         first, last = (share * total for share in _PLACES[split])
+        within = longest > _LONGEST * total
         at = 0
-        for block in _joined(chunk for file in self.parts[split] for chunk in _read(file, self.column)):
-            for line in block.splitlines(keepends=True):
-                if first <= at < last or (at == 0 and split == "train"):
-                    yield line
-                at += len(line)
+        for line in self._lines():
+            if within:
+                yield line[max(int(first) - at, 0) : max(int(last) - at, 0)]
+            elif first <= at < last:
+                yield line
+            at += len(line)
+
+    def _lines(self) -> Iterator[str]:
+        """All lines of a text without splits; those of more than a block in pieces."""
+        for block in _joined(chunk for file in self.parts["train"] for chunk in _read(file, self.column)):
+            yield from block.splitlines(keepends=True)
 
 
 def open_text(
@@ -87,9 +123,10 @@ def open_text(
     """A corpus from a file or a folder, or from the hub by ``datasets``.
 
     path    a file, or a folder with files at any depth: .txt, .tokens, .md, .rst, .text, .raw, each also as .xz, .gz or
-            .bz2, or .parquet with a column of text. Where every file has a split in its name (train.txt.xz,
-            wiki.valid.tokens, train-00000-of-00001.parquet) or in that of its folder, these are the splits; else all
-            of it is one text, of which the last tenth is for validation and test.
+            .bz2, or .parquet with a column of text. Where files have a split in their name (train.txt.xz,
+            wiki.valid.tokens, train-00000-of-00001.parquet) or in that of their folder, these are the splits, and
+            other files are not read; where none has, all of it is one text, of which the last tenth is for validation
+            and test.
     hub     a name there, with its ``subset``; ``column`` holds the text, here and in parquet. A row is a line, or
             several; one without a line's end gets it.
     """
@@ -106,9 +143,12 @@ def open_text(
         allowed = f"{', '.join(PLAIN)}, each also with {', '.join(PACKED)}, or .parquet"
         raise LeadlineError(f"{root} holds no text; files must end in {allowed}")
     named = [_split_of(file.relative_to(root) if root.is_dir() else Path(file.name)) for file in files]
-    if all(named):
-        parts = {split: [file for file, own in zip(files, named, strict=True) if own == split] for split in SPLITS}
-        return Corpus(str(root), {split: own for split, own in parts.items() if own}, column=column)
+    if any(named):
+        parts: dict[str | None, list[Path]] = {}
+        for file, own in zip(files, named, strict=True):
+            parts.setdefault(own, []).append(file)
+        left_out = tuple(parts.pop(None, ()))
+        return Corpus(str(root), {str(own): found for own, found in parts.items()}, column=column, left_out=left_out)
     return Corpus(str(root), dict.fromkeys(SPLITS, files), by_place=True, column=column)
 
 
@@ -157,19 +197,30 @@ def _read_parquet(file: Path, column: str) -> Iterator[str]:
             raise LeadlineError(f"{file} has the columns {names}; name the one with the text by data.column=NAME")
         for batch in source.iter_batches(batch_size=1024, columns=[column]):
             for text in batch.column(0).to_pylist():
-                yield _with_line_end(text)
+                yield _line(text, str(file), column)
     except arrow.ArrowException as error:
         raise LeadlineError(f"{file} cannot be read as parquet ({str(error).splitlines()[0]})") from error
 
 
-def _with_line_end(text: str | None) -> str:
+def _line(text: Any, where: str, column: str) -> str:
+    """A row of a table, with its line's end."""
+    if not isinstance(text, str | None):
+        raise LeadlineError(
+            f"{where}: column {column!r} holds {type(text).__name__} and no text; name the one that does by "
+            "data.column=NAME"
+        )
     text = text or ""
     return text if text.endswith("\n") else f"{text}\n"
 
 
+def _names(files: Sequence[Path], most: int = 3) -> str:
+    more = f" and {len(files) - most} more" if len(files) > most else ""
+    return ", ".join(str(file) for file in files[:most]) + more
+
+
 def _joined(chunks: Iterable[str]) -> Iterator[str]:
     """Blocks of about ``BLOCK`` characters, cut between two lines: best where neither ends or begins with blanks,
-    since byte-pair encodings then give the same tokens as for the whole text."""
+    since byte-pair encodings then give the same tokens as for the whole text. A longer line is cut between words."""
     held: list[str] = []
     size = 0
     for chunk in chunks:
@@ -177,14 +228,17 @@ def _joined(chunks: Iterable[str]) -> Iterator[str]:
         size += len(chunk)
         if size >= BLOCK:
             text = "".join(held)
-            at = max(
-                (match.end() for match in BETWEEN_LINES.finditer(text, len(text) // 2)), default=text.rfind("\n") + 1
-            )
-            if at:
-                yield text[:at]
+            at = _last(BETWEEN_LINES, text, size // 2) or text.rfind("\n") + 1
+            at = at or _last(_BEFORE_BLANK, text, size - 1024) or size
+            yield text[:at]
             held, size = [text[at:]], len(text) - at
     if size:
         yield "".join(held)
+
+
+def _last(pattern: re.Pattern[str], text: str, start: int) -> int:
+    """The end of the last match from ``start`` on, or 0."""
+    return max((match.end() for match in pattern.finditer(text, start)), default=0)
 
 
 def _from_hub(name: str, subset: str | None, column: str) -> Corpus:
@@ -198,6 +252,11 @@ def _from_hub(name: str, subset: str | None, column: str) -> Corpus:
             f"({type(error).__name__}); give a local copy by data.path=FOLDER"
         ) from error
     rows = {_WORDS[split]: table for split, table in found.items() if split in _WORDS}
+    if not rows:
+        raise LeadlineError(
+            f"{name} has the splits {', '.join(found)}; train, validation and test are needed, give them by "
+            "data.path=FOLDER"
+        )
     for split, table in rows.items():
         if column not in table.column_names:
             names = ", ".join(table.column_names)

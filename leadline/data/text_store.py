@@ -25,6 +25,7 @@ from leadline.data.text_tokenizers import (
 from leadline.errors import LeadlineError
 
 _FORMAT = 1  # changes when what is stored changes
+_LEARNT = {"word": 2, "bpe": 1}  # the same for vocabularies
 _TOKENS, _SIZES = "tokens.npy", "sizes.json"
 
 
@@ -47,6 +48,10 @@ class TokenText:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def fingerprint(self) -> str:
+        """Of the tokens alone, wherever and however the text is stored."""
+        return hashlib.sha256(np.ascontiguousarray(self.ids).data).hexdigest()
+
 
 def tokenizer_for(
     corpus: Corpus,
@@ -61,7 +66,7 @@ def tokenizer_for(
         raise LeadlineError(
             f"{corpus.origin} has no train text to make a {kind} vocabulary of; give a tokenizer's folder, or 'byte'"
         )
-    key = [_FORMAT, kind, vocab_size, corpus.fingerprint("train")]
+    key = [_LEARNT[kind], kind, vocab_size, corpus.fingerprint("train")]
     folder = _made(
         key, cache, lambda draft: save_tokenizer(make_tokenizer(kind, corpus.blocks("train"), vocab_size), draft)
     )
@@ -74,7 +79,7 @@ def tokenised(
     """The split's tokens; computed and written on the first call for this text and this tokenizer."""
     blocks = corpus.blocks(split)  # a split that is not there is an error now
     key = [_FORMAT, fingerprint(tokenizer), corpus.fingerprint(split)]
-    folder = _made(key, cache, lambda draft: _write(blocks, tokenizer, draft))
+    folder = _made(key, cache, lambda draft: _write(blocks, corpus.where(split), tokenizer, draft))
     return TokenText(
         np.load(folder / _TOKENS, mmap_mode="r"), Sizes(**json.loads((folder / _SIZES).read_text(encoding="utf-8")))
     )
@@ -86,7 +91,7 @@ def encode_text(text: str, tokenizer: Tokenizer) -> TokenText:
     return TokenText(ids, Sizes(len(text.encode()), count_words(text), _unknown(ids, text, tokenizer)))
 
 
-def _write(blocks: Iterator[str], tokenizer: Tokenizer, folder: Path) -> None:
+def _write(blocks: Iterator[str], where: str, tokenizer: Tokenizer, folder: Path) -> None:
     small = tokenizer.vocab_size <= 1 << 16
     dtype = np.dtype(np.uint16 if small else np.uint32)
     size = words = tokens = unknown = 0
@@ -98,7 +103,7 @@ def _write(blocks: Iterator[str], tokenizer: Tokenizer, folder: Path) -> None:
             size, words, tokens = size + len(block.encode()), words + count_words(block), tokens + len(ids)
             unknown += _unknown(ids, block, tokenizer)
     if tokens == 0:
-        raise LeadlineError("the text is empty; give one with words in it")
+        raise LeadlineError(f"{where} is empty; give one with words in it")
     with (folder / _TOKENS).open("wb") as file, raw.open("rb") as source:
         np.lib.format.write_array_header_2_0(file, {"descr": dtype.str, "fortran_order": False, "shape": (tokens,)})
         shutil.copyfileobj(source, file, 1 << 22)

@@ -68,16 +68,21 @@ class WordTokenizer:
 
     @classmethod
     def train(cls, blocks: Iterable[str], vocab_size: int | None = None) -> WordTokenizer:
-        """All words of the text, or the ``vocab_size`` most frequent ones."""
+        """All words of the text, or the ``vocab_size`` most frequent ones, ``<eos>`` and ``<unk>`` among them."""
+        special = (LINE_END, UNKNOWN)
+        if vocab_size is not None and vocab_size <= len(special):
+            raise LeadlineError(
+                f"vocab_size is {vocab_size}; {' and '.join(special)} are two words of it, give 3 or more, or none for "
+                "all words"
+            )
         counts: Counter[str] = Counter()
         for block in blocks:
             counts.update(_words(block))
-        words = [word for word, _ in counts.most_common()]
-        if vocab_size is not None and len(words) > vocab_size:
-            words = words[:vocab_size]
-        for special in (LINE_END, UNKNOWN):
-            if special not in words:
-                words = [*(words if vocab_size is None else words[: vocab_size - 1]), special]
+        words = [word for word, _ in counts.most_common()] + [word for word in special if word not in counts]
+        if vocab_size is not None:
+            common = [word for word in words if word not in special][: vocab_size - len(special)]
+            wanted = {*common, *special}
+            words = [word for word in words if word in wanted]
         return cls(words)
 
     @property
@@ -181,8 +186,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         if all(part.is_file() for part in pairs):
             return _from_pairs(*pairs)
         raise LeadlineError(f"{file} does not exist; give a folder that holds a tokenizer")
-    text = file.read_text(encoding="utf-8")
     try:
+        text = file.read_text(encoding="utf-8")
         content = json.loads(text)
     except ValueError as error:
         raise LeadlineError(f"{file} is not JSON ({error}); it is damaged") from error
@@ -190,7 +195,10 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if ours == "byte":
         return ByteTokenizer()
     if ours == "word":
-        return WordTokenizer(content["words"])
+        words = content.get("words")
+        if not isinstance(words, list) or UNKNOWN not in words or not all(isinstance(word, str) for word in words):
+            raise LeadlineError(f"{file} lacks its list of words with {UNKNOWN} among them; it is damaged")
+        return WordTokenizer(words)
     try:
         return PairTokenizer(need("tokenizers", "hub").Tokenizer.from_str(text))
     except LeadlineError:

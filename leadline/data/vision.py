@@ -12,7 +12,7 @@ from torch import Tensor
 
 from leadline.data.digits import Split
 from leadline.data.hub import quiet_hub
-from leadline.data.sets import IMAGENET_MEAN, IMAGENET_STD, LAYOUTS, decode, parquet_batches, parquet_files
+from leadline.data.sets import IMAGENET_MEAN, IMAGENET_STD, LAYOUTS, decode, image_rows, parquet_batches, parquet_files
 from leadline.errors import LeadlineError, check_choice, need
 
 CIFAR10 = LAYOUTS["cifar10"].hub
@@ -30,8 +30,9 @@ def load_cifar10(split: str = "test", data: str | os.PathLike[str] | None = None
     table = _from_hub(split, limit) if data is None else _from_folder(Path(data), split, limit)
     if not {"img", "label"} <= set(table.column_names):
         raise LeadlineError(f"the columns are {', '.join(table.column_names)}; CIFAR-10's parquet has img and label")
-    images = [_decode(row["bytes"], i) for i, row in enumerate(table.column("img").to_pylist())]
-    return Split(torch.stack(images).float() / 255, torch.tensor(table.column("label").to_pylist()))
+    rows = list(image_rows(table, LAYOUTS["cifar10"], _where))
+    images = [_decode(row.encoded, i) for i, row in enumerate(rows)]
+    return Split(torch.stack(images).float() / 255, torch.tensor([row.label for row in rows]))
 
 
 def prepare(images: Tensor, size: int = 224) -> Tensor:
@@ -50,6 +51,8 @@ def _from_folder(folder: Path, split: str, limit: int | None) -> Any:
             rows += batch.num_rows
             if limit is not None and rows >= limit:
                 return table.from_batches(parts).slice(0, limit)
+    if not parts:
+        raise LeadlineError(f"the {split} split of CIFAR-10 in {folder} has no rows; give a whole copy")
     return table.from_batches(parts)
 
 
@@ -69,6 +72,10 @@ def _from_hub(split: str, limit: int | None) -> Any:
 
 def _decode(encoded: bytes, row: int) -> Tensor:
     """An encoded image -> (3, h, w), uint8."""
-    image = decode(encoded, f"row {row} of CIFAR-10")
+    image = decode(encoded, _where(row))
     pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     return pixels.view(image.height, image.width, 3).permute(2, 0, 1)
+
+
+def _where(row: int) -> str:
+    return f"row {row} of CIFAR-10"

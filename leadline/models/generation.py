@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,9 @@ from leadline.nn import LayerCache
 
 if TYPE_CHECKING:
     from leadline.models.decoder import Decoder
+
+
+COLDEST = 1e-6  # logits divided by less may be more than a float holds
 
 
 @torch.no_grad()
@@ -31,7 +35,7 @@ def generate(
     """See ``Decoder.generate``."""
     if max_new_tokens < 1:
         raise LeadlineError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
-    check_sampling(temperature, top_p)
+    check_sampling(temperature, top_k, top_p)
     if mask is not None and not mask[:, -1].all():
         raise LeadlineError("mask ends with padding; pad prompts on the left to continue them")
     was_training = model.training
@@ -59,9 +63,11 @@ def generate(
         model.train(was_training)
 
 
-def check_sampling(temperature: float, top_p: float | None) -> None:
-    if temperature < 0:
-        raise LeadlineError(f"temperature is {temperature}; it must be 0 (greedy) or more")
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    if temperature != 0 and not COLDEST <= temperature < math.inf:
+        raise LeadlineError(f"temperature is {temperature}; it must be 0 (greedy), or a number from {COLDEST} on")
+    if top_k is not None and top_k < 1:
+        raise LeadlineError(f"top_k is {top_k}; it must be at least 1, the likeliest token alone")
     if top_p is not None and not 0 < top_p <= 1:
         raise LeadlineError(f"top_p is {top_p}; it must lie in (0, 1]")
 

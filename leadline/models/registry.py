@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from leadline.errors import LeadlineError, unknown_name
+from leadline.errors import unknown_name
 from leadline.models.base import Model
 from leadline.models.bert import Bert
 from leadline.models.gpt2 import GPT2
@@ -89,7 +89,4 @@ def make_config(family: type[Model], settings: dict[str, Any]) -> Any:
     for option in settings:
         if option not in allowed:
             raise unknown_name(f"option of {family.family} models", option, allowed)
-    try:
-        return family.Config(**settings)
-    except TypeError as error:  # a string where a number belongs
-        raise LeadlineError(f"an option of this {family.family} model has the wrong type: {error}") from error
+    return family.Config(**settings)

@@ -35,7 +35,7 @@ def stream_tokens(
     """
     if max_new_tokens < 1:
         raise LeadlineError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
-    check_sampling(temperature, top_p)
+    check_sampling(temperature, top_k, top_p)
     if getattr(model.config, "de_escalation_form", "causal") == "leaky":
         raise LeadlineError("this model de-escalates in the leaky form, which knows the future; it cannot write text")
     return _stream(model, ids, max_new_tokens, cache, (temperature, top_k, top_p), stop, generator)

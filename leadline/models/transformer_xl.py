@@ -54,8 +54,6 @@ class TransformerXLConfig(BlockConfig):
                 f"scheme is {self.scheme!r} and formula {self.formula!r}; relative attention takes 'forward-backward' "
                 "with 'softmax'"
             )
-        if self.memory_length < 0:
-            raise LeadlineError(f"memory_length is {self.memory_length}; it must be 0 or more")
 
 
 class TransformerXL(Model):

@@ -37,7 +37,7 @@ class ViTConfig(BlockConfig):
         check_choice("pool", self.pool, ("cls", "mean", "max"))
         if self.causal:
             raise LeadlineError("causal is True; an image model looks at all of the image")
-        if self.patch_size < 1 or self.image_size % self.patch_size:
+        if self.image_size % self.patch_size:
             raise LeadlineError(
                 f"image_size is {self.image_size} and patch_size {self.patch_size}; patch_size must divide image_size"
             )

@@ -14,6 +14,7 @@ from leadline.nn.attention import HopfieldAttention
 from leadline.nn.cache import LayerCache
 from leadline.nn.de_escalation import DeEscalation
 from leadline.nn.layers import MLP, DropPath, make_norm
+from leadline.nn.options import check_options
 
 SITES = ("block-end", "ffn-input", "attention-input")
 
@@ -58,12 +59,10 @@ class BlockConfig:
     learnable_de_escalation: bool = False
 
     def __post_init__(self) -> None:
+        check_options(type(self), vars(self))
         check_choice("attention", self.attention, ("standard", "hopfield"))
         check_choice("norm", self.norm, ("pre", "post", "none"))
         check_choice("de_escalation_at", self.de_escalation_at, SITES)
-        for name in ("depth", "dim", "heads"):
-            if getattr(self, name) < 1:
-                raise LeadlineError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.attention == "standard":
             for name in ("alpha", "alpha_prime", "learnable_alpha", "learnable_alpha_prime"):
                 if getattr(self, name):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import SupportsFloat
+
 import torch
 from torch import Tensor, nn
 
@@ -24,8 +26,7 @@ class Strength(nn.Module):
         super().__init__()
         check_choice("interval", interval, _INTERVALS)
         self.low, self.high = _INTERVALS[interval]
-        inside = 0 <= value < 1 if interval == "[0, 1)" else 0 < value <= 1
-        if not inside:
+        if not isinstance(value, SupportsFloat) or not (0 <= value < 1 if interval == "[0, 1)" else 0 < value <= 1):
             raise LeadlineError(f"{name} is {value}; it must lie in {interval}")
         self.value = float(value)
         self.parameter: nn.Parameter | None = None

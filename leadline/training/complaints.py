@@ -21,6 +21,9 @@ def explain(error: ValidationError, recipe: type[BaseModel]) -> LeadlineError:
     if kind == "extra_forbidden":
         return unknown_name(f"key of {'.'.join(path) or 'a recipe'}", place[-1], owner.model_fields)
     name = ".".join([*path, *place[-1:]]) or "the recipe"
+    if kind == "missing" and isinstance(first["loc"][-1], int):  # a list that is too short
+        wanted = len(get_args(owner.model_fields[path[-1]].annotation))
+        return LeadlineError(f"{'.'.join(path)} is {list(first['input'])}; it must have {wanted} values")
     if kind == "missing":
         needed = [field for field, info in owner.model_fields.items() if info.is_required()]
         return LeadlineError(f"{name} is missing; {'.'.join(path) or 'every recipe'} needs {', '.join(needed)}")

@@ -16,6 +16,7 @@ from leadline.errors import LeadlineError, check_choice
 from leadline.models.checkpoints import STATE, Saved, check, find_checkpoint
 from leadline.models.io import averaged
 from leadline.probing import DepthReport, probe
+from leadline.training.device import choose_device
 from leadline.training.recipe import Recipe, parse_recipe
 from leadline.training.step import DTYPES
 from leadline.training.tasks import build_task
@@ -33,6 +34,7 @@ class Evaluation:
     figures: dict[str, float]
     report: DepthReport
     files: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what the reader of the figures must know
 
     def to_dict(self) -> dict[str, Any]:
         verdict = self.report.verdict
@@ -41,6 +43,7 @@ class Evaluation:
             "step": self.step,
             "split": self.split,
             **self.figures,
+            **({"notes": self.notes} if self.notes else {}),
             "verdict": {"kind": verdict.kind, "text": verdict.text},
             "files": [str(file) for file in self.files],
         }
@@ -73,7 +76,7 @@ def evaluate(
     check_choice("which", which, ("best", "last"))
     saved = _find(Path(folder), which)
     recipe = _recipe(saved, data)
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = choose_device(device)
     task = build_task(recipe, where)
     model = leadline.load(averaged(saved.folder)).to(where)
     dtype = DTYPES.get(recipe.precision)

@@ -21,7 +21,7 @@ from leadline.models.checkpoints import STATE
 from leadline.models.decoder import Decoder
 from leadline.probing import probe
 from leadline.training.evaluate import Evaluation, write_evaluation
-from leadline.training.perplexity import perplexity
+from leadline.training.perplexity import LEAKY, at_least, perplexity, sees_future
 from leadline.training.step import DTYPES
 from leadline.training.tasks.language import TextData
 from leadline.training.writing import open_language_model, weights_in
@@ -60,9 +60,12 @@ def evaluate_text(
     memory   tokens that a Transformer-XL remembers, its own number unless given.
     lanes    stretches in which a Transformer-XL reads the text side by side; 1 unless given.
 
-    The figures are those of ``leadline.training.perplexity``, with the tokens, words and bytes of the text.
+    The figures are those of ``leadline.training.perplexity``, with the tokens, words and bytes of the text; ``notes``
+    say where they are not what they seem.
     """
     check_choice("which", which, ("best", "last"))
+    at_least(1, context=context, stride=stride, lanes=lanes)
+    at_least(0, memory=memory)
     place = weights_in(Path(folder), which)
     state = _state(place)
     recipe: dict[str, Any] = state.get("recipe", {})
@@ -72,10 +75,11 @@ def evaluate_text(
         model.memory_length = model.memory_length if memory is None else memory
     elif memory is not None or lanes is not None:
         raise LeadlineError("memory or lanes are given; only Transformer-XL has a memory, leave them out")
-    else:
-        stride = stride or (settings.stride if settings is not None else None)
-    length = context or (settings.tokens if settings is not None else None)
-    text = tokenised(_corpus(data, settings), split, tokenizer, None if settings is None else settings.cache)
+    elif stride is None and settings is not None:
+        stride = settings.stride
+    length = settings.tokens if context is None and settings is not None else context
+    corpus = _corpus(data, settings)
+    text = tokenised(corpus, split, tokenizer, None if settings is None else settings.cache)
     where = next(model.parameters()).device
     dtype = DTYPES.get(recipe.get("precision", "float32"))
     with nullcontext() if dtype is None else torch.autocast(where.type, dtype):
@@ -83,7 +87,8 @@ def evaluate_text(
     figures |= {"tokens": len(text), "words": text.sizes.words, "bytes": text.sizes.bytes}
     config: Any = model.config
     stretches = _stretches(text, length or config.max_tokens).to(where)
-    found = Evaluation(place, state.get("step", 0), split, figures, probe(model, stretches))
+    notes = [note for note in (LEAKY if sees_future(model) else None, corpus.notice) if note]
+    found = Evaluation(place, state.get("step", 0), split, figures, probe(model, stretches), notes=notes)
     if out is not None:
         found.files = write_evaluation(found, Path(out))
     return found

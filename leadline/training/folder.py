@@ -1,9 +1,10 @@
-"""The folder of a run: whose it is, and its summary."""
+"""The folder of a run: whose it is, its text, and its summary."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from leadline.training.checkpoint import write_json
 from leadline.training.recipe import Recipe, parse_recipe
 from leadline.training.stop import Stopped
 
-RECIPE, SUMMARY = "recipe.yaml", "summary.json"
+RECIPE, SUMMARY, TEXT = "recipe.yaml", "summary.json", "text.json"
 
 # What may change when a run goes on: how it is computed and watched, how long it is, where its data lie.
 FREE = (
@@ -28,8 +29,9 @@ def owner(out: Path, recipe: Recipe) -> Recipe | None:
     file = out / RECIPE
     try:
         before = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-    except (OSError, yaml.YAMLError) as error:
-        raise LeadlineError(f"out={out} cannot be used ({error}); give another folder") from error
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is damaged"
+        raise LeadlineError(f"{file} cannot be read ({why}); give another out=") from error
     if not isinstance(before, dict):
         return None
     _compare(before, recipe.model_dump(mode="json"), out)
@@ -39,13 +41,39 @@ def owner(out: Path, recipe: Recipe) -> Recipe | None:
 def claim(out: Path, recipe: Recipe) -> None:
     """Make the folder this recipe's."""
     file = out / RECIPE
+    new = file.with_name(file.name + ".new")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        new = file.with_name(file.name + ".new")
         new.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
         new.replace(file)
     except OSError as error:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
         raise LeadlineError(f"out={out} cannot be used ({error}); give another folder") from error
+
+
+def claim_text(out: Path, found: dict[str, str], origin: str) -> None:
+    """Write down the text that a run begins with; a run that goes on must have the same, wherever it lies.
+
+    found   a fingerprint of each split.
+    origin  what the error calls the text at hand.
+    """
+    file = out / TEXT
+    try:
+        before = json.loads(file.read_text(encoding="utf-8")) if (out / RECIPE).is_file() else {}
+    except (OSError, ValueError):  # a run from before this was written down
+        before = {}
+    before = before if isinstance(before, dict) else {}
+    if changed := [split for split, own in found.items() if before.get(split, own) != own]:
+        raise LeadlineError(
+            f"{out} holds a run that began with another text: {', '.join(changed)} of {origin} differ; give the text "
+            "it began with, or another out="
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(file, found)
+    except OSError as error:
+        raise LeadlineError(f"out={out} cannot be used ({error.strerror}); give another folder") from error
 
 
 def _compare(before: dict[str, Any], now: dict[str, Any], out: Path) -> None:

@@ -18,6 +18,10 @@ from leadline.data.text_tokenizers import Tokenizer
 from leadline.errors import LeadlineError
 
 AT_ONCE, LOGITS = 16384, 1 << 29  # tokens and logits of one forward pass, unless a batch size is given
+LEAKY = (
+    "this model de-escalates in the leaky form (de_escalation_form=leaky), which sees the tokens that it predicts: "
+    "its figures are no perplexity and compare with none"
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ def perplexity(
     batch   windows at once; for Transformer-XL in how many stretches, each with an empty memory, the text is read: 1
             unless given, which is exact.
 
+    A model that sees the future (``sees_future``) gets its loss, but it is no perplexity.
     See ``figures`` for what comes back.
     """
     config: Any = getattr(model, "config", None)
@@ -57,7 +62,7 @@ def perplexity(
         if has_memory(model):
             if stride is not None:
                 raise LeadlineError(f"stride is {stride}; this model has a memory instead, leave it out")
-            score = score_segments(model, text.ids, length, batch or 1, device=device)
+            score = score_segments(model, text.ids, length, 1 if batch is None else batch, device=device)
         else:
             score = score_windows(model, text.ids, length, stride, batch, device=device)
     finally:
@@ -70,13 +75,26 @@ def has_memory(model: nn.Module) -> bool:
     return hasattr(model, "memory_length")
 
 
+def sees_future(model: nn.Module) -> bool:
+    """Whether the token to be predicted is part of what predicts it: a Transformer-XL de-escalated as printed."""
+    return getattr(getattr(model, "config", None), "de_escalation_form", "causal") == "leaky"
+
+
+def at_least(least: int, **given: int | None) -> None:
+    """Raise unless every number that is given is ``least`` or more."""
+    for name, value in given.items():
+        if value is not None and value < least:
+            raise LeadlineError(f"{name} is {value}; it must be at least {least}")
+
+
 def figures(score: Score, text: TokenText, tokenizer: Tokenizer) -> dict[str, float]:
     """loss (nats per token), perplexity per token, word_perplexity, bits_per_byte.
 
     Words are counted as WikiText's are, every line's end included; bytes are those of the text without its first
     token. Word perplexity and bits per byte do not depend on how the text is cut into tokens, so they compare
-    tokenizers. Where a vocabulary lacks words of the text, bits per byte are left out and ``unknown_words`` says how
-    many were not known, as a share: such a model has not told all of the text.
+    tokenizers, but words are told without their blanks: where blanks are not all alike, a word model tells less. Where
+    a vocabulary lacks words of the text, bits per byte are left out and ``unknown_words`` says how many were not known,
+    as a share: each counts as ``<unk>``, which is easy to guess, so word perplexity flatters such a model.
     """
     sizes = text.sizes
     words = sizes.words - (tokenizer.kind == "word")
@@ -107,6 +125,7 @@ def score_windows(
 
     Every process takes its share and makes as many forward passes as the others; all get the same result.
     """
+    at_least(1, length=length, batch=batch)
     stride = length if stride is None else stride
     if not 1 <= stride <= length:
         raise LeadlineError(f"stride is {stride}; it must lie between 1 and {length}, the length of a window")
@@ -147,6 +166,7 @@ def score_segments(
     The text is read in ``lanes`` stretches side by side, each of which begins with an empty memory; what does not
     divide evenly is left out at the end, fewer than ``lanes`` tokens. Processes share the lanes where they can.
     """
+    at_least(1, length=length, lanes=lanes)
     predicted = _check(ids)
     lanes = min(lanes, predicted)
     each = predicted // lanes

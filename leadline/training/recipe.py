@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -20,6 +21,8 @@ from leadline.training.tasks.vision import Augment, VisionData
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+_EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
+_LONGEST = 10**9  # epochs or steps; at a millisecond a step, so many steps take 12 days
 
 
 class ModelSection(BaseModel):
@@ -27,6 +30,15 @@ class ModelSection(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers(cls, given: Any) -> Any:
+        """YAML takes 1e-6 for text, 1.0e-6 for a number; in the other sections either is a number."""
+        if not isinstance(given, dict):
+            return given
+        text = {key: value for key, value in given.items() if isinstance(value, str) and _EXPONENT.fullmatch(value)}
+        return {**given, **{key: float(value) for key, value in text.items()}}
 
 
 class Optimizer(Section):
@@ -124,7 +136,7 @@ class Recipe(Section):
     norm_limit: Positive = 1e6  # a gradient norm above it counts as divergence
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Count | None = None  # of the CPU; None: torch's choice. Small models are faster with one
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0  # what torch takes
     out: str | None = None  # None: runs/ and the name of the recipe
 
     @field_validator("length", "evaluate")
@@ -137,6 +149,8 @@ class Recipe(Section):
     def _absolute(cls, length: Span) -> Span:
         if length.unit == "%":
             raise ValueError(f"{length.text!r} is a share; give epochs or steps")
+        if length.number > _LONGEST:
+            raise ValueError(f"{length.text!r} is too long; give at most {_LONGEST:,} epochs or steps")
         return length
 
     @model_validator(mode="after")
@@ -211,8 +225,9 @@ def _apply(tree: dict[str, Any], setting: str) -> None:
 
 
 def _check_model(recipe: Recipe) -> None:
-    """The names of the model and its overrides; their values meet the data's first when the model is built."""
+    """Names, types and ranges of the overrides; how they fit each other and the data shows when the model is built."""
     from leadline.models import MODELS
+    from leadline.nn.options import check_options
 
     if recipe.model.name not in MODELS:
         raise unknown_name("model", recipe.model.name, MODELS)
@@ -221,3 +236,4 @@ def _check_model(recipe: Recipe) -> None:
     for option in recipe.model_options():
         if option not in allowed:
             raise unknown_name(f"key of model, for {recipe.model.name},", option, allowed)
+    check_options(family.Config, recipe.model_options(), "model.")

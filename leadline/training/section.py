@@ -28,6 +28,8 @@ class Span:
             raise ValueError(f"{given!r} is no span; write 5 (epochs), '300 steps' or '10 %'")
         self.text: str = text.strip()
         self.number = float(found[1])
+        if math.isinf(self.number):
+            raise ValueError(f"{given!r} is no span; write a smaller number")
         unit = (found[2] or "epochs").rstrip("s")
         self.unit: Literal["epoch", "step", "%"] = "%" if unit == "%" else "step" if unit == "step" else "epoch"
 

@@ -18,6 +18,7 @@ from leadline.models.base import CONFIG_FILE
 from leadline.models.decoder import Decoder
 from leadline.models.io import averaged, model_folder
 from leadline.models.streaming import stream_tokens
+from leadline.training.device import choose_device
 
 _BROKEN = "\ufffd"  # what stands for bytes that are no whole character yet
 
@@ -50,10 +51,7 @@ def open_language_model(
             f"{found / FILE} has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}; they do not "
             "belong together"
         )
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if chosen.startswith("cuda") and not torch.cuda.is_available():
-        raise LeadlineError(f"device is {chosen!r} and torch finds no GPU here; give 'cpu' or nothing")
-    return model.to(chosen).eval(), tokenizer
+    return model.to(choose_device(device)).eval(), tokenizer
 
 
 def weights_in(folder: Path, which: str = "best") -> Path:

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from image_files import Image, noise, png, write_cifar, write_folder, write_parquet
+from image_files import Image, noise, pa, png, pq, write_cifar, write_folder, write_parquet
 
 from leadline.data import cache
 from leadline.data.cache import decoded, encoded
 from leadline.data.kept import cache_folder
 from leadline.data.sets import open_rows
+from leadline.data.vision import load_cifar10
 from leadline.errors import LeadlineError
 
 
@@ -90,6 +91,72 @@ def test_a_corrupt_image_is_named(tmp_path: Path) -> None:
     bad.write_bytes(b"")
     with pytest.raises(LeadlineError, match=f"{bad} is no image"):
         decoded(open_rows("folder", tmp_path / "f", "test"), 16, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("label", [10, -1, None])
+def test_a_label_that_is_none_is_named(label: int | None, tmp_path: Path) -> None:
+    pixels = [png(p) for p in noise(3)]
+    for shard, labels in enumerate(([1, 2, 3], [4, label, 5])):
+        write_parquet(tmp_path / f"test-{shard:05d}-of-00002.parquet", pixels, label=labels)
+    line = f"row 1 of {tmp_path}/test-00001-of-00002.parquet has the label {label}; .* from 0 to 9"
+    with pytest.raises(LeadlineError, match=line):
+        decoded(open_rows("cifar10", tmp_path, "test"), 32, tmp_path / "cache")
+    with pytest.raises(LeadlineError, match=f"row 4 of CIFAR-10 has the label {label}"):
+        load_cifar10("test", tmp_path)
+
+
+def test_a_label_in_an_old_cache_is_named(tmp_path: Path) -> None:
+    write_cifar(tmp_path / "data")
+    rows = open_rows("cifar10", tmp_path / "data", "test")
+    decoded(rows, 32, tmp_path / "cache")
+    (file,) = (tmp_path / "cache").rglob("labels.npy")
+    np.save(file, np.full(12, 10))
+    with pytest.raises(LeadlineError, match=r"row 0 of .* has the label 10"):
+        decoded(rows, 32, tmp_path / "cache")
+
+
+def test_files_without_encoded_images_or_rows(tmp_path: Path) -> None:
+    paths = {"img": [{"path": "a.png"}] * 2, "label": [0, 1]}
+    file = tmp_path / "test-00000-of-00001.parquet"
+    pq.write_table(pa.table(paths), file)
+    with pytest.raises(LeadlineError, match=f"row 0 of {file} has no encoded image: img is struct<path: string>"):
+        list(open_rows("cifar10", tmp_path, "test"))
+    pq.write_table(pa.table({"img": ["a.png"], "label": [0]}), file)
+    with pytest.raises(LeadlineError, match="has no encoded image: img is string"):
+        list(open_rows("cifar10", tmp_path, "test"))
+    pq.write_table(pa.table(paths).slice(0, 0), file)
+    for read in (lambda: open_rows("cifar10", tmp_path, "test"), lambda: load_cifar10("test", tmp_path)):
+        with pytest.raises(LeadlineError, match=f"the test split of CIFAR-10 in {tmp_path} has no rows"):
+            read()
+
+
+def test_a_cache_that_is_cut_short_is_made_again(tmp_path: Path) -> None:
+    write_cifar(tmp_path / "data")
+    rows = open_rows("cifar10", tmp_path / "data", "test")
+    whole = decoded(rows, 32, tmp_path / "cache").images.clone()
+    packed = encoded(rows, tmp_path / "cache").read(11)
+    for name in ("pixels.npy", "images.bin", "offsets.npy"):
+        (file,) = (tmp_path / "cache").rglob(name)
+        os.truncate(file, file.stat().st_size - 1)
+        assert torch.equal(decoded(rows, 32, tmp_path / "cache").images, whole)
+        assert encoded(rows, tmp_path / "cache").read(11) == packed
+    for damaged in (tmp_path / "cache").rglob("labels.npy"):
+        os.truncate(damaged, 0)
+    assert decoded(rows, 32, tmp_path / "cache").labels.tolist() == [i % 10 for i in range(12)]
+    assert encoded(rows, tmp_path / "cache").labels.tolist() == [i % 10 for i in range(12)]
+
+
+def test_files_of_a_cache_are_on_the_disk_before_they_get_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_cifar(tmp_path / "data")
+    events: list[int | str] = []
+    sync, rename = os.fsync, os.rename
+    monkeypatch.setattr(os, "fsync", lambda fd: events.append(os.fstat(fd).st_ino) or sync(fd))
+    monkeypatch.setattr(os, "rename", lambda *args: events.append("rename") or rename(*args))
+    decoded(open_rows("cifar10", tmp_path / "data", "test"), 32, tmp_path / "cache")
+    assert set(events[:-1]) == {file.stat().st_ino for file in (tmp_path / "cache").rglob("*.npy")}
+    assert events[-1] == "rename"
 
 
 def test_what_else_can_be_wrong(tmp_path: Path) -> None:

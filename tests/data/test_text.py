@@ -53,8 +53,25 @@ def test_splits_by_name_of_file_or_folder(tmp_path):
     assert corpus.splits == ["train", "valid", "test"]
     assert [whole(corpus, split) for split in corpus.splits] == ["a\n", "b\n", "c\n"]
     (tmp_path / "test" / "notes.txt").unlink()
-    with pytest.raises(ll.LeadlineError, match="has no test text, only train, valid"):
+    with pytest.raises(
+        ll.LeadlineError, match=r"has no test text, only train \(.*train.tokens\), valid \(.*; give a f"
+    ):
         open_text(tmp_path).blocks("test")
+
+
+def test_beside_splits_a_file_without_one_is_not_read(tmp_path):
+    """Else the test text would be trained on."""
+    for name in ("wiki.valid.tokens", "wiki.test.tokens", "README.md", "LICENSE.txt"):
+        (tmp_path / name).write_text(f"{name}\n")
+    corpus = open_text(tmp_path)
+    assert corpus.splits == ["valid", "test"]
+    assert whole(corpus, "test") == "wiki.test.tokens\n"
+    assert corpus.notice.endswith("are not: LICENSE.txt, README.md")
+    with pytest.raises(ll.LeadlineError, match="has no train text, only valid"):
+        corpus.blocks("train")
+    (tmp_path / "README.md").unlink()
+    (tmp_path / "LICENSE.txt").unlink()
+    assert open_text(tmp_path).notice is None
 
 
 def test_parquet_of_the_hub_gives_the_text_of_the_files(tmp_path):
@@ -78,6 +95,32 @@ def test_one_text_is_cut_by_place_at_lines(tmp_path):
     parts = [whole(corpus, split).splitlines(keepends=True) for split in ("train", "valid", "test")]
     assert [line for part in parts for line in part] == lines
     assert [len(part) / 1000 for part in parts] == pytest.approx([0.9, 0.05, 0.05], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ab c" * 250, "x" * 1000, "first line\n" + "word " * 300, "a\n" * 30 + "b" * 40],
+    ids=["words", "no blank", "two lines", "long last line"],
+)
+def test_a_text_with_long_lines_is_cut_within_them(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(text_module, "BLOCK", 64)
+    (tmp_path / "text8.txt").write_text(text)
+    corpus = open_text(tmp_path / "text8.txt")
+    parts = [whole(corpus, split) for split in corpus.splits]
+    assert "".join(parts) == text
+    assert [len(part) / len(text) for part in parts] == pytest.approx([0.9, 0.05, 0.05], abs=0.06)
+    assert all(parts)
+
+
+def test_one_long_line_is_read_in_blocks_of_whole_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_module, "BLOCK", 64)
+    text = " ".join(f"word{i}" for i in range(500))
+    (tmp_path / "train.txt").write_text(text)
+    blocks = list(open_text(tmp_path).blocks("train"))
+    assert "".join(blocks) == text
+    assert max(map(len, blocks)) <= 128
+    pairs = PairTokenizer.train([text], 300)
+    assert np.concatenate([pairs.encode(block) for block in blocks]).tolist() == pairs.encode(text).tolist()
 
 
 def test_blocks_are_small_and_lose_nothing(tmp_path, monkeypatch):
@@ -111,6 +154,7 @@ def test_words_are_in_order_of_frequency_and_all_there():
     assert small.vocab_size == 5
     assert {"<unk>", "<eos>"} <= set(small.words)
     assert tokenizer.words[tokenizer.encode("unheard-of")[0]] == "<unk>"
+    assert WordTokenizer.train(["the the lead lead rope\n"], vocab_size=3).words == ["the", "<eos>", "<unk>"]
 
 
 @pytest.mark.parametrize("make", [ByteTokenizer, lambda: PairTokenizer.train([PROSE * 20, WIKI * 20], 300)])
@@ -208,7 +252,18 @@ def test_text_at_hand(tmp_path):
         (lambda p: list(open_text(write(p, "train.txt", b"\xff\xfe\x00")).blocks("train")), "is not UTF-8"),
         (lambda p: list(open_text(write(p, "train.txt.xz", b"no xz")).blocks("train")), "damaged or cut short"),
         (lambda p: list(open_text(write(p, "train.parquet", b"none")).blocks("train")), "cannot be read as parquet"),
-        (lambda p: tokenised(open_text(write(p, "train.txt", b"")), "train", ByteTokenizer(), p / "c"), "is empty"),
+        (
+            lambda p: tokenised(open_text(write(p, "train.txt", b"")), "train", ByteTokenizer(), p / "c"),
+            "train.txt is empty",
+        ),
+        (
+            lambda p: tokenised(open_text(write(p, "book.txt", b"few")), "valid", ByteTokenizer(), p / "c"),
+            "book.txt is empty",
+        ),
+        (lambda p: list(open_text(table(p), column="number").blocks("train")), "column 'number' holds int and no text"),
+        (lambda p: load_tokenizer(write(p, "tokenizer.json", b'{"leadline":"word"}')), "lacks its list of words"),
+        (lambda p: load_tokenizer(write(p, "tokenizer.json", b"\xff")), "is not JSON"),
+        (lambda p: WordTokenizer.train([PROSE], 2), "vocab_size is 2; <eos> and <unk> are two words of it, give 3"),
         (lambda p: tokenizer_for(open_text(write(p, "valid.txt", b"a")), "word", None, p / "c"), "no train text"),
         (lambda p: make_tokenizer("letters", ()), "unknown tokenizer 'letters'; allowed: byte, word, bpe, gpt2"),
         (lambda p: make_tokenizer(str(p), ()), "tokenizer.json does not exist"),
@@ -228,6 +283,11 @@ def test_bad_input_is_one_clear_line(call, part, tmp_path):
     assert "\n" not in str(error.value)
 
 
+def table(folder):
+    pq.write_table(pa.table({"text": ["a"], "number": [1]}), folder / "train.parquet")
+    return folder
+
+
 def write(folder, name, content):
     (folder / name).write_bytes(content)
     return folder / name
@@ -245,6 +305,15 @@ def test_the_hub_is_asked_by_datasets(monkeypatch, tmp_path):
     assert asked == [("Salesforce/wikitext", "wikitext-2-v1")]
     assert whole(corpus, "valid") == "validation\n\n"
     assert tokenised(corpus, "test", ByteTokenizer(), tmp_path).ids.tobytes().replace(b"\0", b"") == b"test\n\n"
+    del rows["test"]
+    rows = {split: table.add_column("number", [1, 2]) for split, table in rows.items()}
+    with pytest.raises(ll.LeadlineError, match=r"has no test text, only train, valid; write its parts to a folder as"):
+        open_text(hub="some/set").check("test")
+    with pytest.raises(ll.LeadlineError, match=r"the train text of some/set: column 'number' holds int and no text"):
+        list(open_text(hub="some/set", column="number").blocks("train"))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names: {"all": rows["train"]})
+    with pytest.raises(ll.LeadlineError, match="has the splits all; train, validation and test are needed"):
+        open_text(hub="some/set")
     monkeypatch.setattr(datasets, "load_dataset", lambda *names: (_ for _ in ()).throw(ConnectionError("no net")))
     with pytest.raises(ll.LeadlineError, match=r"could not be downloaded \(ConnectionError\); give a local copy"):
         open_text(hub="Salesforce/wikitext")

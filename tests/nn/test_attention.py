@@ -142,6 +142,7 @@ def test_dropout_acts_in_training_alone():
         (lambda: HopfieldAttention(12, 4, kv_heads=3), "kv_heads must divide heads"),
         (lambda: HopfieldAttention(12, 4, alpha=1.0), "alpha is 1.0; it must lie in [0, 1)"),
         (lambda: HopfieldAttention(12, 4, alpha=-0.5), "alpha is -0.5; it must lie in [0, 1)"),
+        (lambda: HopfieldAttention(12, 4, alpha="half"), "alpha is half; it must lie in [0, 1)"),
         (lambda: HopfieldAttention(12, 4, alpha_prime=float("nan")), "alpha_prime is nan"),
         (lambda: HopfieldAttention(12, 4, scheme="sideways"), "unknown scheme 'sideways'"),
         (lambda: HopfieldAttention(12, 4, start="one"), "unknown start 'one'"),

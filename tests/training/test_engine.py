@@ -445,3 +445,6 @@ def test_what_cannot_be_is_refused_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LeadlineError, match="cannot be used"):
         train(toy_recipe(tmp_path / "file"), make_task=ToyTask)
+    (tmp_path / "recipe.yaml").write_text("model: {name: vit\n  x: [1")
+    with pytest.raises(LeadlineError, match=r"recipe.yaml cannot be read \(it is damaged\); give another out=$"):
+        train(toy_recipe(tmp_path), make_task=ToyTask)

@@ -63,6 +63,18 @@ def test_command(run: tuple[Path, dict[str, Any]]) -> None:
     assert "train: accuracy" in found.stdout
 
 
+def test_a_device_that_is_not_there(run: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    for device in ("foo", "cuda:x", "meta"):
+        with pytest.raises(LeadlineError, match=f"device is '{device}'; give 'cpu', 'cuda' or nothing"):
+            evaluate(run[0], device=device)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(LeadlineError, match="device is 'cuda' and torch finds no GPU here"):
+        evaluate(run[0], device="cuda")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(LeadlineError, match=r"device is 'cuda:7' and torch finds 1 GPU\(s\) here"):
+        evaluate(run[0], device="cuda:7")
+
+
 def test_what_is_no_checkpoint(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(LeadlineError, match="holds no whole checkpoint"):
         evaluate(tmp_path)

@@ -1,5 +1,6 @@
 """Language models trained by the engine: from files to a summary, resumed at the exact batch, memory included."""
 
+import gzip
 import io
 import json
 from pathlib import Path
@@ -140,6 +141,8 @@ def test_a_stride_is_used_in_evaluation(folder, tmp_path):
         ({"model": {**GPT, "max_tokens": 8}}, "data.tokens is 16; the model has positions for 8"),
         ({"model": XL, "regularise": {"smoothing": 0.1}}, "has no smoothed labels"),
         ({"model": XL, "data": {"stride": 4}}, "reads segment after segment"),
+        ({"data": {"stride": 17}}, "data.stride is 17; it must lie between 1 and 16, the tokens of a window"),
+        ({"data": {"tokenizer": "word", "vocab_size": 1}}, "vocab_size is 1; <eos> and <unk> are two words of it"),
         ({"data": {"path": None}}, "give either path"),
         ({"data": {"hub": "some/set"}}, "give either path"),
         ({"data": {"name": "wikitext2", "hub": "some/set"}}, "hub and subset are wikitext2's own"),
@@ -158,8 +161,39 @@ def test_bad_recipes_are_one_clear_line(folder, tmp_path, changes, part):
 
 def test_another_tokenizer_needs_another_folder(folder, tmp_path):
     LanguageTask(recipe(folder, tmp_path), CPU)
-    with pytest.raises(ll.LeadlineError, match="holds a run with another tokenizer; give another out="):
+    with pytest.raises(ll.LeadlineError, match="holds a run with another tokenizer, or with another text"):
         LanguageTask(recipe(folder, tmp_path, data={"tokenizer": "word"}), CPU)
+
+
+def test_a_run_goes_on_with_the_text_it_began_with_wherever_it_lies(folder, tmp_path):
+    out, moved = tmp_path / "out", tmp_path / "moved"
+    train(recipe(folder, out, length="2 steps"), console=quiet())
+    moved.mkdir()
+    for split in ("train", "valid", "test"):
+        (moved / f"{split}.txt.gz").write_bytes(gzip.compress((folder / f"{split}.txt").read_bytes()))
+    summary = train(recipe(moved, out, length="4 steps"), console=quiet())
+    assert summary["steps"] == 4
+    (moved / "valid.txt.gz").write_bytes(gzip.compress(b"another text, by the mark\n" * 40))
+    with pytest.raises(ll.LeadlineError, match=r"began with another text: valid of .*moved differ; give the text it"):
+        train(recipe(moved, out, length="6 steps"), console=quiet())
+    assert train(recipe(folder, out, length="6 steps"), console=quiet())["steps"] == 6
+
+
+def test_files_left_out_are_said_and_missing_splits_found_at_once(folder, tmp_path, capsys):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_bytes((folder / f"{split}.txt").read_bytes())
+    (tmp_path / "README.md").write_text("about\n")
+    for _ in range(2):
+        task = LanguageTask(recipe(tmp_path, tmp_path / "out"), CPU)
+    assert task.describe()["files_left_out"] == 1
+    assert task.describe()["train_bytes"] == (folder / "train.txt").stat().st_size
+    assert (
+        capsys.readouterr().err.count("not read, since others are named after a split and these are not: README") == 1
+    )
+    (tmp_path / "test.txt").unlink()
+    with pytest.raises(ll.LeadlineError, match="has no test text"):
+        LanguageTask(recipe(tmp_path, tmp_path / "new", data={"cache": str(tmp_path / "cache")}), CPU)
+    assert len(list((tmp_path / "cache").glob("text-*"))) == 3 * 2  # with their locks, and only those from before
 
 
 def test_wikitext_in_a_folder_is_modelled_by_words(tmp_path):

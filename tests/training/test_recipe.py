@@ -40,6 +40,14 @@ LEAST = {"model": {"name": "vit_tiny"}, "data": {"name": "digits"}, "length": 3}
         ({"graph": True, "distributed": "fsdp"}, "recipe: graph is true and distributed 'fsdp'"),
         ({"checkpoint": {"every": 0}}, "checkpoint.every: '0' must be above 0"),
         ({"optimizer": {"lr": float("nan")}}, "optimizer.lr is nan"),
+        ({"optimizer": {"betas": [0.9]}}, r"optimizer.betas is \[0.9\]; it must have 2 values"),
+        ({"augment": {"scale": [1, 0.1]}}, r"augment.scale: \[1.0, 0.1\] goes down"),
+        ({"length": "1e12"}, "length: '1e12' is too long; give at most 1,000,000,000"),
+        ({"schedule": {"warmup": "1e400"}}, "schedule.warmup: '1e400' is no span"),
+        ({"seed": 2**63}, "seed is 9223372036854775808: input should be less than"),
+        ({"model": {"name": "vit_tiny", "alpha": [0.5]}}, r"model.alpha is \[0.5\], which has the wrong type"),
+        ({"model": {"name": "vit_tiny", "depth": 2.5}}, "model.depth is 2.5, .*; it must be a whole number"),
+        ({"model": {"name": "vit_tiny", "de_escalation": 7}}, r"model.de_escalation \(tau\) is 7; it must lie in"),
     ],
 )
 def test_what_is_wrong_is_one_line(change, line):
@@ -61,6 +69,8 @@ def test_settings_change_entries(tmp_path):
     assert recipe.model_options()["depth"] == 7
     assert recipe.model_options()["dim"] == 64
     assert recipe.optimizer.betas == (0.8, 0.9)
+    small = load_recipe(RECIPES / "smoke_digits.yaml", ["model.norm_eps=1e-5"])  # text, to YAML
+    assert small.model_options()["norm_eps"] == 1e-5
     assert load_recipe(RECIPES / "smoke_digits.yaml").out == str(Path("runs/smoke_digits"))
     for wrong in ("depth", "=3", "model.=3"):
         with pytest.raises(LeadlineError, match="is no setting; write key=value"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -72,6 +73,8 @@ class LanguageTask:
         from leadline.errors import LeadlineError
         from leadline.models import MODELS, TransformerXL
         from leadline.models.decoder import Decoder
+        from leadline.training.folder import claim_text
+        from leadline.training.perplexity import LEAKY
 
         assert isinstance(recipe.data, TextData)
         self.recipe, self.device, self.rank, self.world = recipe, device, rank, world
@@ -85,10 +88,21 @@ class LanguageTask:
             )
         _refuse_foreign_keys(recipe, self.memory)
         corpus = data.corpus()
+        for split in SPLITS:
+            corpus.check(split)
+        self.left_out = len(corpus.left_out)
+        if rank == 0 and corpus.notice:
+            _say_once(corpus.notice)
         self.tokenizer = tokenizer_for(corpus, data.tokens_by, data.vocab_size, data.cache)
         self.texts = {split: tokenised(corpus, split, self.tokenizer, data.cache) for split in SPLITS}
         self.options = _options(recipe, self.tokenizer)
+        if rank == 0 and self.options.get("de_escalation_form") == "leaky":
+            _say_once(LEAKY)
         self.length: int = data.tokens or self.options["max_tokens"]
+        if data.stride is not None and data.stride > self.length:
+            raise LeadlineError(
+                f"data.stride is {data.stride}; it must lie between 1 and {self.length}, the tokens of a window"
+            )
         kind = Lanes if self.memory else Windows
         self.batches = kind(
             self.texts["train"].ids,
@@ -107,6 +121,8 @@ class LanguageTask:
         self._cross_entropy = torch.compile(cross_entropy) if compiled else cross_entropy
         if rank == 0 and recipe.out is not None:
             _keep_tokenizer(self.tokenizer, Path(recipe.out))
+            found = {split: text.fingerprint() for split, text in self.texts.items()}
+            claim_text(Path(recipe.out), found, corpus.origin)
 
     def make_model(self) -> nn.Module:
         from leadline.models import create_model
@@ -154,7 +170,16 @@ class LanguageTask:
             "tokens_per_step": self.length * self.recipe.batch.size,
             **{f"{split}_tokens": len(text) for split, text in self.texts.items()},
             **{f"{split}_bytes": text.sizes.bytes for split, text in self.texts.items()},
+            **({"files_left_out": self.left_out} if self.left_out else {}),
         }
+
+
+@cache
+def _say_once(line: str) -> None:
+    """On the standard error; once, however many runs this process makes of a text."""
+    from rich.console import Console
+
+    Console(stderr=True).print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _options(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -190,11 +215,12 @@ def _refuse_foreign_keys(recipe: Recipe, memory: bool) -> None:
 
 def _keep_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
     """Beside the checkpoints, so that ``leadline generate`` and ``evaluate`` find it."""
-    from leadline.data.text_tokenizers import FILE, fingerprint, load_tokenizer, save_tokenizer
+    from leadline.data.text_tokenizers import FILE, fingerprint, learns, load_tokenizer, save_tokenizer
     from leadline.errors import LeadlineError
 
     if (out / FILE).is_file() and fingerprint(load_tokenizer(out)) != fingerprint(tokenizer):
-        raise LeadlineError(f"{out} holds a run with another tokenizer; give another out=")
+        text = ", or with another text that it is made of" if learns(tokenizer.kind) else ""
+        raise LeadlineError(f"{out} holds a run with another tokenizer{text}; give what it began with, or another out=")
     try:
         save_tokenizer(tokenizer, out)
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from leadline.errors import LeadlineError, check_choice
 from leadline.training.section import Section
@@ -70,6 +70,13 @@ class Augment(Section):
     cutmix: Annotated[float, Field(ge=0)] = 0.0
     mix_prob: Part = 1.0
     switch_prob: Part = 0.5
+
+    @field_validator("scale", "ratio")
+    @classmethod
+    def _ordered(cls, ends: tuple[float, float]) -> tuple[float, float]:
+        if ends[0] > ends[1]:
+            raise ValueError(f"{list(ends)} goes down; the smaller number comes first")
+        return ends
 
 
 class VisionTask:

@@ -1,0 +1,59 @@
+"""What the options of a model may be: their types are those of the configuration's fields."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from leadline.errors import LeadlineError
+
+_NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a finite number",
+    str: "a name",
+    dict: "a mapping",
+    tuple: "a list of whole numbers",
+}
+_FROM_ZERO = ("ffn", "num_classes", "token_types", "memory_length")  # 0: without it; other whole numbers begin at 1
+_SHARES = ("dropout", "attention_dropout", "embedding_dropout", "drop_path", "alpha", "alpha_prime")
+_NOT_BELOW_ZERO = ("norm_eps", "solver_tolerance")
+
+
+def check_options(config: type, given: Mapping[str, Any], prefix: str = "") -> None:
+    """Types and ranges of options that stand by themselves; ``prefix`` goes before their names in the error."""
+    hints = _hints(config)
+    for name, value in given.items():
+        kinds = get_args(hints[name]) if get_origin(hints[name]) in (Union, UnionType) else (hints[name],)
+        if not any(_fits(value, kind) for kind in kinds):
+            allowed = " or ".join(_NAMES[get_origin(kind) or kind] for kind in kinds if kind is not NoneType)
+            raise LeadlineError(f"{prefix}{name} is {value!r}, which has the wrong type; it must be {allowed}")
+        if value is None:
+            continue
+        if int in kinds and value < (low := 0 if name in _FROM_ZERO else 1):
+            raise LeadlineError(f"{prefix}{name} is {value}; it must be at least {low}")
+        if name in _NOT_BELOW_ZERO and value < 0:
+            raise LeadlineError(f"{prefix}{name} is {value}; it must be at least 0")
+        if name in _SHARES and not 0 <= value < 1:
+            raise LeadlineError(f"{prefix}{name} is {value}; it must lie in [0, 1)")
+        if name == "de_escalation" and not 0 <= value <= 1:
+            raise LeadlineError(f"{prefix}{name} (tau) is {value}; it must lie in [0, 1]")
+
+
+@cache
+def _hints(config: type) -> dict[str, Any]:
+    return get_type_hints(config)
+
+
+def _fits(value: object, kind: Any) -> bool:
+    if kind is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    if kind is float:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if get_origin(kind) is tuple:
+        return isinstance(value, list | tuple) and all(_fits(part, get_args(kind)[0]) for part in value)
+    return isinstance(value, get_origin(kind) or kind)
