@@ -19,6 +19,7 @@ from leadline.errors import LeadlineError, check_choice
 Progress = Callable[[int, int], None]  # (done, total)
 Item = TypeVar("Item")
 Found = TypeVar("Found")
+REPORTED = "reported"  # in place of a tolerance: a number of ours that no paper prints
 BUDGETS = ("short", "full")  # of entries that train: minutes on one GPU, or what the paper did
 
 

@@ -52,6 +52,7 @@ def run(context: Context) -> Result:
     claims = [
         above("de-escalated over post-norm, points of test accuracy", difference(ours, post)[0], 0.0),
         above("de-escalated over pre-norm, points of test accuracy", difference(ours, pre)[0], -1.0),
+        above("pre-norm over post-norm, points of test accuracy", difference(pre, post)[0], 0.0),
     ]
     for arm, values in right.items():
         claims.append(Claim(f"test accuracy, {arm}, %", "digits", 100 * spread(values)[0], None, "reported", True))

@@ -154,7 +154,14 @@ def run(context: Context) -> Result:
         for cell, by_rate in tried.items()
         for lr, accuracy in by_rate.items()
     ]
-    return Result(claims, {"runs": table, "trials": trials}, lambda: _plot(setting, found, right), notes, shown)
+    layers = [
+        {"init": cell[0], "depth": cell[1], "column": cell[2], "layer": f.index, "similarity": f.similarity,
+         "cosine": f.cosine, "near_one": near_one(f.cosines)}
+        for cell, kept in found.items() for f in kept[0].layers if f.cosines is not None
+    ]  # fmt: skip
+    return Result(
+        claims, {"runs": table, "trials": trials, "layers": layers}, lambda: _plot(setting, found, right), notes, shown
+    )
 
 
 def _places(cells: Mapping[Cell, Any]) -> list[tuple[str, int]]:
@@ -163,16 +170,8 @@ def _places(cells: Mapping[Cell, Any]) -> list[tuple[str, int]]:
 
 def _contributions(right: Mapping[Cell, Sequence[float]], init: str, depth: int) -> str:
     plain, alpha, prime, both = (right[init, depth, column] for column in COLUMNS)
-    return (
-        f"Depth {depth} ({init}): alpha alone {_short(alpha, plain)}, alpha' alone {_short(prime, plain)}, "
-        + said("alpha' on top of alpha", both, alpha)
-        + "."
-    )
-
-
-def _short(a: Sequence[float], b: Sequence[float]) -> str:
-    mean, error = difference(a, b)
-    return f"{mean:+.1f} ± {error:.1f}" if len(a) > 1 else f"{mean:+.1f}"
+    pairs = (("alpha alone", alpha, plain), ("alpha' alone", prime, plain), ("alpha' on top of alpha", both, alpha))
+    return f"Depth {depth} ({init}): {'; '.join(said(*pair) for pair in pairs)}."
 
 
 def _summary(right: Mapping[Cell, Sequence[float]], init: str, depths: Sequence[int]) -> str:

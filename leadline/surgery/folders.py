@@ -81,7 +81,12 @@ def cure_folder(
     if KEY in description:
         from leadline.models import load
 
-        own: Any = cure(load(source), **options)
+        own: Any = load(source)
+        before = _strengths(own.config)
+        cure(own, **options)
+        if _strengths(own.config) == before:
+            has = ", ".join(f"{name} {value}" for name, value in before.items())
+            raise LeadlineError(f"{source} has {has} already; give a strength that changes it")
         own.save(target)
         home = tokenizer_home(source) if hasattr(own.config, "vocab_size") else None
         for name in FILES:
@@ -127,3 +132,10 @@ def _load_plain(folder: Path, description: dict[str, Any], attention: str | None
     except Exception as error:  # transformers has no one kind of error for a damaged folder
         first = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise LeadlineError(f"{folder} cannot be loaded: {first}") from error
+
+
+def _strengths(config: Any) -> dict[str, Any]:
+    """How one of our models is cured."""
+    alpha, alpha_prime = config.strengths
+    tau = {"de_escalation": config.de_escalation, "at": config.de_escalation_at} if config.de_escalation else {}
+    return {"alpha": alpha, "alpha_prime": alpha_prime, "start": config.start, **tau}

@@ -41,7 +41,7 @@ def test_depth_80(tmp_path: Path) -> None:
     run([entry], tmp_path)
     summary = store.read(tmp_path / "tse-fig6")
     assert summary is not None
-    assert [claim["kind"] for claim in summary["claims"]] == ["shape"] * 2 + ["digits"] * 3
+    assert [claim["kind"] for claim in summary["claims"]] == ["shape"] * 3 + ["digits"] * 3
     runs = rows(tmp_path / "tse-fig6" / "runs.csv")
     assert [(row["arm"], row["seed"]) for row in runs] == [
         (arm, str(seed)) for arm in ("post-norm", "pre-norm", "de-escalated") for seed in (0, 1)
@@ -50,7 +50,11 @@ def test_depth_80(tmp_path: Path) -> None:
              ("post-norm", "pre-norm", "de-escalated")}  # fmt: skip
     assert summary["claims"][0]["ours"] == pytest.approx(means["de-escalated"] - means["post-norm"])
     assert summary["claims"][1]["ours"] == pytest.approx(means["de-escalated"] - means["pre-norm"])
+    assert summary["claims"][2]["ours"] == pytest.approx(means["pre-norm"] - means["post-norm"])
     page = (tmp_path / "cifar10.md").read_text()
+    assert "[runs.csv](cifar10/tse-fig6_runs.csv)" in page
+    assert rows(tmp_path / "cifar10" / "tse-fig6_runs.csv") == runs
+    assert " of 3 | - |" in page  # what is only reported has no tolerance to be within
     assert "![tse-fig6](cifar10/tse-fig6.png)" in page
     assert "| de-escalated |" in page
     # after tau = 1 the mean of the tokens is 0: the last layer's similarity, as the page's table has it

@@ -126,6 +126,15 @@ def test_cure_folder_of_our_own_model(tmp_path):
     assert torch.equal(ll.models.load(tmp_path / "cured")(ids), cure(model, **ALL)(ids))
 
 
+def test_a_cure_that_our_model_has_already_is_refused(tmp_path):
+    small = {"depth": 1, "dim": 16, "heads": 2, "image_size": 16, "patch_size": 8}
+    ll.create_model("vit_tiny", attention="hopfield", **small).save(tmp_path / "cured")  # .5 and .5 unless given
+    with pytest.raises(ll.LeadlineError, match=r"has alpha 0.5, alpha_prime 0.5, start zero already; give a strength"):
+        cure_folder(tmp_path / "cured", tmp_path / "again", alpha=0.5)
+    assert not (tmp_path / "again").exists()
+    assert ll.load(cure_folder(tmp_path / "cured", tmp_path / "other", alpha=0.2)).config.alpha == 0.2
+
+
 def damaged(tmp_path, **changes):
     zoo.gpt2().save_pretrained(tmp_path)
     file = tmp_path / "config.json"
