@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leadline import create_model
+from leadline.reproduce.trained_depth80 import ARMS, ENTRY, recipe
 from leadline.training import load_recipe, parse_recipe
 from leadline.training.distributed import join
 from leadline.training.engine import prepare_step
@@ -35,9 +36,7 @@ from leadline.training.recipe import Recipe
 from leadline.training.schedule import LearningRate
 from leadline.training.tasks import build_task
 
-DEPTH_80 = {"name": "vit_tiny", "depth": 80, "dim": 192, "heads": 8, "ffn": 384, "patch_size": 4, "pool": "max"}
-ARMS = {"de-escalated": {"norm": "post", "de_escalation": 1.0}, "post-norm": {"norm": "post"}, "pre-norm": {}}
-FAST = {"precision": "bf16", "compile": "blocks", "graph": True, "device": "cuda"}
+DEPTH_80 = ENTRY.with_budget("short").setting  # of TSE figure 6
 TARGETS = {"depth_80_steps_per_second": 60.0, "vit_b_share_of_timm": 0.9}
 
 
@@ -75,10 +74,9 @@ class MadeUpTask:
 
 
 def our_step(tree: dict[str, Any], size: int, classes: int) -> Callable[[int], None]:
-    recipe = parse_recipe({"data": {"name": "cifar10"}, "length": 1000, "out": "unused", **tree})
-    processes = join(recipe)
-    task = MadeUpTask(recipe, processes.device, size, classes)
-    return step_of(recipe, task, processes)
+    parsed = parse_recipe({"data": {"name": "cifar10"}, "length": 1000, "out": "unused", **tree})
+    processes = join(parsed)
+    return step_of(parsed, MadeUpTask(parsed, processes.device, size, classes), processes)
 
 
 def step_of(recipe: Recipe, task: Any, processes: Any) -> Callable[[int], None]:
@@ -150,15 +148,12 @@ def main() -> None:
         "command": shlex.join(["python", "benchmarks/training.py", *sys.argv[1:]]),
     }
     if options.recipe is not None:
-        recipe = load_recipe(options.recipe, options.settings)
-        processes = join(recipe)
-        step = step_of(recipe, build_task(recipe, processes.device), processes)
+        given = load_recipe(options.recipe, options.settings)
+        processes = join(given)
+        step = step_of(given, build_task(given, processes.device), processes)
         result[options.recipe.stem] = speed({"step": step}, options.steps, options.repeats)["step"]
     else:
-        steps = {
-            f"depth 80, {arm}": our_step({"model": {**DEPTH_80, **cure}, "batch": {"size": 128}, **FAST}, 32, 10)
-            for arm, cure in ARMS.items()
-        }
+        steps = {f"depth 80, {arm}": our_step({**recipe(DEPTH_80, arm, 0), "device": "cuda"}, 32, 10) for arm in ARMS}
         result["steps_per_second"] = speed(steps, options.steps, options.repeats)
         del steps
         torch.cuda.empty_cache()

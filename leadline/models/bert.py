@@ -30,6 +30,8 @@ class BertConfig(BlockConfig):
     embedding_dropout: float = 0.0
     init: str = "normal"
 
+    from_zero: ClassVar[tuple[str, ...]] = (*BlockConfig.from_zero, "token_types")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.causal:

@@ -41,6 +41,8 @@ class TransformerXLConfig(BlockConfig):
     embedding_dropout: float = 0.0
     init: str = "normal"
 
+    from_zero: ClassVar[tuple[str, ...]] = (*BlockConfig.from_zero, "memory_length")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "cutoffs", tuple(self.cutoffs))

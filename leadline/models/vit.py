@@ -32,6 +32,8 @@ class ViTConfig(BlockConfig):
     embedding_dropout: float = 0.0
     init: str = "trunc_normal"
 
+    from_zero: ClassVar[tuple[str, ...]] = (*BlockConfig.from_zero, "num_classes")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("pool", self.pool, ("cls", "mean", "max"))

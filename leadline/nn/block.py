@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -57,6 +57,8 @@ class BlockConfig:
     de_escalation: float = 0.0  # tau; 0: none
     de_escalation_at: str = "block-end"  # or "ffn-input", "attention-input"
     learnable_de_escalation: bool = False
+
+    from_zero: ClassVar[tuple[str, ...]] = ("ffn",)
 
     def __post_init__(self) -> None:
         check_options(type(self), vars(self))

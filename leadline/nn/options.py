@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Protocol, Union, get_args, get_origin, get_type_hints
 
 from leadline.errors import LeadlineError
 
@@ -19,12 +19,15 @@ _NAMES = {
     dict: "a mapping",
     tuple: "a list of whole numbers",
 }
-_FROM_ZERO = ("ffn", "num_classes", "token_types", "memory_length")  # 0: without it; other whole numbers begin at 1
-_SHARES = ("dropout", "attention_dropout", "embedding_dropout", "drop_path", "alpha", "alpha_prime")
+_SHARES = ("drop_path", "alpha", "alpha_prime")
 _NOT_BELOW_ZERO = ("norm_eps", "solver_tolerance")
 
 
-def check_options(config: type, given: Mapping[str, Any], prefix: str = "") -> None:
+class Config(Protocol):
+    from_zero: ClassVar[tuple[str, ...]]  # whole numbers that may be 0, for without it; others begin at 1
+
+
+def check_options(config: type[Config], given: Mapping[str, Any], prefix: str = "") -> None:
     """Types and ranges of options that stand by themselves; ``prefix`` goes before their names in the error."""
     hints = _hints(config)
     for name, value in given.items():
@@ -34,11 +37,11 @@ def check_options(config: type, given: Mapping[str, Any], prefix: str = "") -> N
             raise LeadlineError(f"{prefix}{name} is {value!r}, which has the wrong type; it must be {allowed}")
         if value is None:
             continue
-        if int in kinds and value < (low := 0 if name in _FROM_ZERO else 1):
+        if int in kinds and value < (low := 0 if name in config.from_zero else 1):
             raise LeadlineError(f"{prefix}{name} is {value}; it must be at least {low}")
         if name in _NOT_BELOW_ZERO and value < 0:
             raise LeadlineError(f"{prefix}{name} is {value}; it must be at least 0")
-        if name in _SHARES and not 0 <= value < 1:
+        if (name in _SHARES or name.endswith("dropout")) and not 0 <= value < 1:
             raise LeadlineError(f"{prefix}{name} is {value}; it must lie in [0, 1)")
         if name == "de_escalation" and not 0 <= value <= 1:
             raise LeadlineError(f"{prefix}{name} (tau) is {value}; it must lie in [0, 1]")

@@ -21,6 +21,7 @@ from leadline.errors import LeadlineError, unknown_name
 from leadline.reproduce import store
 from leadline.reproduce.base import REPORTED, Context, Entry
 from leadline.reproduce.page import check_page, write_page
+from leadline.training.device import choose_device
 
 EMBEDDED = "Run on scikit-learn's digits in place of CIFAR-10: the papers' digits are not comparable."
 
@@ -48,7 +49,7 @@ def run_entries(
     data      a local copy of CIFAR-10; without it the hub's is used.
     embedded  scikit-learn's digits in place of CIFAR-10.
     text      a file or folder of text, for the entries that train on text.
-    device    "cpu", "cuda", ...; None: a GPU if there is one.
+    device    "cpu" or "cuda"; None: a GPU if there is one.
     page      write what was found into this Markdown file, pictures beside it.
     budget    "short" or "full", for entries that train.
     jobs      training runs at a time, each in a process of its own; they are kept one by one under ``out``.
@@ -61,7 +62,7 @@ def run_entries(
         raise LeadlineError(f"jobs is {jobs}; it must be at least 1")
     until = None if minutes is None else time.monotonic() + 60 * minutes
     chosen = [entry.with_budget(budget) for entry in choose(ids, entries)]
-    where = _device(device)
+    where = choose_device(device)
     if page is not None:
         check_page(page)
     summaries: list[dict[str, Any]] = []
@@ -207,17 +208,6 @@ def _text_id(text: Path) -> str:
     """Of what it holds, wherever it lies: results on one text are not those on another."""
     corpus = open_text(text)
     return hashlib.sha256("".join(corpus.fingerprint(split) for split in corpus.splits).encode()).hexdigest()[:10]
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise LeadlineError(f"device is {name!r}, which does not work here; give 'cpu' or nothing") from error
-    return device
 
 
 def _missing_images(chosen: list[Entry], data: str | os.PathLike[str] | None, embedded: bool) -> LeadlineError | None:

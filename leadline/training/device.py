@@ -1,4 +1,4 @@
-"""Where a trained model is used: on a GPU if there is one, or where the caller says."""
+"""On a GPU if there is one, or where the caller says."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Run:
         if start == 0:
             self._probe(0)
         for number in range(start, self.total):
-            self._guarded(number, self.step, number)
+            self._guarded(self.step, number)
             done, last = number + 1, number + 1 == self.total
             self.since += 1
             read = done % self.recipe.log.every == 0 or last
@@ -126,7 +126,7 @@ class Run:
                 self._log(done)
             if due["watch"]:
                 self._probe(done)
-            score = self._guarded(done, self._evaluate, done) if due["evaluate"] else None
+            score = self._guarded(self._evaluate, done) if due["evaluate"] else None
             better = score is not None and (self.best is None or score > self.best["score"])
             if score is not None and better:
                 self.best = {"step": done, "score": score, "split": self.task.watched}
@@ -140,10 +140,10 @@ class Run:
                     128 + stop,
                 )
 
-    def _guarded(self, done: int, work: Callable[[int], Result], number: int) -> Result:
-        """``work(number)``; where the data fail, for example by an image that cannot be read, the weights are saved."""
+    def _guarded(self, work: Callable[[int], Result], done: int) -> Result:
+        """``work(done)``; where the data fail, for example by an image that cannot be read, the weights are saved."""
         try:
-            return work(number)
+            return work(done)
         except LeadlineError:
             if self.processes.world == 1 and done:
                 self._save(done, None)

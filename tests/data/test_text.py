@@ -112,23 +112,30 @@ def test_a_text_with_long_lines_is_cut_within_them(text, tmp_path, monkeypatch):
     assert all(parts)
 
 
-def test_one_long_line_is_read_in_blocks_of_whole_words(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_module, "BLOCK", 64)
+@pytest.fixture
+def small_blocks(tmp_path, monkeypatch):
+    """The blocks of a text, of about 64 characters; they lose nothing."""
+
+    def read(text):
+        monkeypatch.setattr(text_module, "BLOCK", 64)
+        (tmp_path / "train.txt").write_text(text)
+        blocks = list(open_text(tmp_path).blocks("train"))
+        assert "".join(blocks) == text
+        return blocks
+
+    return read
+
+
+def test_one_long_line_is_read_in_blocks_of_whole_words(small_blocks):
     text = " ".join(f"word{i}" for i in range(500))
-    (tmp_path / "train.txt").write_text(text)
-    blocks = list(open_text(tmp_path).blocks("train"))
-    assert "".join(blocks) == text
+    blocks = small_blocks(text)
     assert max(map(len, blocks)) <= 128
     pairs = PairTokenizer.train([text], 300)
     assert np.concatenate([pairs.encode(block) for block in blocks]).tolist() == pairs.encode(text).tolist()
 
 
-def test_blocks_are_small_and_lose_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_module, "BLOCK", 64)
-    text = "".join(f"{'x' * (i % 13)} {i}\n{'' if i % 3 else chr(10)}" for i in range(200))
-    (tmp_path / "train.txt").write_text(text)
-    blocks = list(open_text(tmp_path).blocks("train"))
-    assert "".join(blocks) == text
+def test_blocks_are_small_and_lose_nothing(small_blocks):
+    blocks = small_blocks("".join(f"{'x' * (i % 13)} {i}\n{'' if i % 3 else chr(10)}" for i in range(200)))
     assert len(blocks) > 10
     assert max(map(len, blocks)) <= 3 * 64
     assert all(block.endswith("\n") for block in blocks)
