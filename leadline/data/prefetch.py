@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -55,8 +58,10 @@ class Prefetch:
             with generators_kept():
                 return self.make(request)
         if self._coming is None or request != self._next:
-            with generators_kept():  # torch draws a seed for its workers
+            self.close()
+            with generators_kept(), _signals_held():  # torch draws a seed for its workers
                 self._coming = iter(self._loader(request))
+            atexit.register(_end, weakref.ref(self._coming))  # however the program ends
         try:
             found = next(self._coming)
         except RuntimeError as error:  # a worker died: killed by the system, most often for want of memory
@@ -72,6 +77,8 @@ class Prefetch:
 
     def close(self) -> None:
         """End the workers."""
+        if self._coming is not None:
+            _end(weakref.ref(self._coming))
         self._coming, self._next = None, None
 
     def _loader(self, first: Request) -> DataLoader:
@@ -118,9 +125,37 @@ def _as_is(item: Any) -> Any:
     return item
 
 
+def _end(coming: weakref.ref[Any]) -> None:
+    """Workers are told to go, since they ignore the signal that Python would end them with, and then wait for."""
+    if (found := coming()) is not None:
+        found._shutdown_workers()
+
+
+_FOR_THE_LOOP = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Processes begun in here are born with these signals blocked, so that none ends one before ``_left_alone`` ran.
+
+    That a worker died is found where its batch is asked for: torch's handler would raise in the middle of anything.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_LOOP)
+    handler = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGCHLD) is not handler:
+            signal.signal(signal.SIGCHLD, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # what came meanwhile reaches the loop now
+
+
 def _left_alone(_: int) -> None:
     """A signal to the whole group is for the loop: it still needs its workers for the step at hand, and ends them."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _FOR_THE_LOOP:
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -2,10 +2,16 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 
+import pytest
 import torch
 
+import leadline.data.prefetch as module
 from leadline.data.prefetch import Prefetch, Request
+from leadline.errors import LeadlineError
 
 
 def make(request):
@@ -23,7 +29,14 @@ def test_workers_draw_from_generators_of_their_own():
         prefetch.close()
 
 
-def test_a_signal_to_all_leaves_the_step_at_hand_its_batch():
+@pytest.mark.parametrize("birth", [0, 1])
+def test_a_signal_to_all_leaves_the_step_at_hand_its_batch(monkeypatch, birth):
+    def slow(number):  # the second worker is still being set up when the signal comes
+        time.sleep(birth * number)
+        settled(number)
+
+    settled = module._left_alone
+    monkeypatch.setattr(module, "_left_alone", slow)
     prefetch = Prefetch(make, 2, last=40)
     prefetch(Request(0, 0, 0, 1))
     for worker in prefetch._coming._workers:
@@ -33,3 +46,33 @@ def test_a_signal_to_all_leaves_the_step_at_hand_its_batch():
     workers = prefetch._coming._workers
     prefetch.close()
     assert not any(worker.is_alive() for worker in workers)
+
+
+def test_a_worker_that_dies_is_one_line_where_its_batch_is_asked_for_and_the_others_go():
+    prefetch = Prefetch(make, 2, last=40)
+    prefetch(Request(0, 0, 0, 1))
+    workers = prefetch._coming._workers
+    os.kill(workers[1].pid, signal.SIGKILL)
+    workers[1].join()
+    time.sleep(0.1)  # nothing is raised here
+    with pytest.raises(LeadlineError, match=r"a data worker ended .*data\.workers is 2, give fewer") as held:
+        [prefetch(Request(step, 0, 0, 1)) for step in range(1, 30)]
+    assert not any(worker.is_alive() for worker in workers)
+    assert held.traceback  # which keeps torch's iterator
+
+
+def test_a_program_that_fails_ends_its_workers():
+    program = """
+import torch
+from leadline.data.prefetch import Prefetch, Request
+
+def make(request):
+    return {"step": torch.tensor(request.step)}
+
+prefetch = Prefetch(make, 2, last=40)
+prefetch(Request(0, 0, 0, 1))
+raise ValueError("something else")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert "something else" in ended.stderr
