@@ -325,12 +325,19 @@ def generate(
         console.print(f"[dim]{tokens} tokens, {tokens / seconds:.0f} a second[/]")
 
 
-@app.command(epilog="Examples: leadline evaluate runs/first | leadline evaluate runs/first/step-000176 --out first")
+@app.command(
+    epilog="Examples: leadline evaluate runs/first | leadline evaluate runs/first/step-000176 --out first | "
+    "leadline evaluate cured --recipe runs/first/recipe.yaml"
+)
 def evaluate(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, or one of its checkpoints, or of a text model.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, of one of its checkpoints, or of a model.")],
     which: Annotated[str, typer.Option(help="Of a run: its 'best' or its 'last' checkpoint.")] = "best",
     split: Annotated[str, typer.Option(help="'test', 'valid' or 'train'.")] = "test",
     data: Annotated[Path | None, typer.Option(help="Where the data lie now, if not where they were.")] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(help="Of a model without its run, such as a cured one: the recipe whose data to take."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="'cpu' or 'cuda'; a GPU if there is one unless given.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for figures, report and violins; FOLDER/evaluation unless given.")
@@ -347,14 +354,15 @@ def evaluate(
     with Console(stderr=True).status("evaluating"):
         text = {"context": context, "stride": stride, "memory": memory, "lanes": lanes}
         place = out or folder / "evaluation"
-        found = run(folder, which=which, split=split, data=data, device=device, out=place, **text)
+        found = run(folder, which=which, split=split, data=data, recipe=recipe, device=device, out=place, **text)
     if as_json:
         print(json.dumps(found.to_dict()))
         return
     for note in found.notes:
         Console(stderr=True).print(f"[bold yellow]note:[/] {escape(note)}", soft_wrap=True, highlight=False)
     figures = ", ".join(f"{name} {value:.4g}" for name, value in found.figures.items())
-    print(f"{split}: {figures} at step {found.step} ({found.checkpoint})")
+    step = f" at step {found.step}" if found.step else ""
+    print(f"{split}: {figures}{step} ({found.checkpoint})")
     Console().print(found.report.table(brief=Console().width < 130))
     Console().print(f"\n{escape(found.report.verdict.text)}", highlight=False)
     print(f"saved {', '.join(str(file) for file in found.files)}")

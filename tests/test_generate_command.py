@@ -1,6 +1,7 @@
 """``leadline generate``: a prompt in, text out, from runs and models; and ``stream_tokens`` behind it."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from leadline.training.evaluate import evaluate
 from leadline.training.perplexity import perplexity
 from leadline.training.writing import open_language_model, write
 
+RECIPES = Path(__file__).parents[1] / "recipes"
 TEXT = "Größe der Tiefe, 水深 und mehr.\n" * 30
 SIZES = {"depth": 2, "dim": 16, "heads": 2, "max_tokens": 24}
 
@@ -143,6 +145,18 @@ def test_a_cured_run_still_writes(trained, of_the_run, tmp_path):
     said = run(tmp_path / "cured", "Tiefe", "--tokens", 6, "--device", "cpu")
     assert said.exit_code == 0
     assert said.stdout == ByteTokenizer().decode(want[0].tolist()) + "\n"
+
+
+def test_a_model_without_its_run_is_evaluated_by_a_recipe(trained, tmp_path):
+    source, _ = trained
+    open_language_model(source, "cpu")[0].save(tmp_path)
+    save_tokenizer(ByteTokenizer(), tmp_path)
+    with pytest.raises(ll.LeadlineError, match=r"does not know its text; give .* by --data, or its --recipe"):
+        evaluate(tmp_path, device="cpu")
+    with pytest.raises(ll.LeadlineError, match="has the data 'digits'; this model takes text"):
+        evaluate(tmp_path, device="cpu", recipe=RECIPES / "smoke_digits.yaml")
+    again = evaluate(tmp_path, device="cpu", recipe=source / "recipe.yaml")
+    assert again.figures == evaluate(source, device="cpu").figures
 
 
 def test_a_run_a_checkpoint_and_a_model_of_transformers(trained, tmp_path):

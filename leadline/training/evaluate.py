@@ -13,13 +13,15 @@ import torch
 
 import leadline
 from leadline.errors import LeadlineError, check_choice
+from leadline.models.base import CONFIG_FILE
 from leadline.models.checkpoints import STATE, Saved, check, find_checkpoint
 from leadline.models.io import averaged
 from leadline.probing import DepthReport, probe
 from leadline.training.device import choose_device
-from leadline.training.recipe import Recipe, parse_recipe
+from leadline.training.recipe import Recipe, load_recipe, parse_recipe
 from leadline.training.step import DTYPES
 from leadline.training.tasks import build_task
+from leadline.training.tasks.vision import VisionData
 
 FIGURES, REPORT, VIOLINS = "evaluation.json", "report", "violins.png"
 
@@ -55,6 +57,7 @@ def evaluate(
     which: str = "best",
     split: str = "test",
     data: str | os.PathLike[str] | None = None,
+    recipe: str | os.PathLike[str] | None = None,
     device: str | None = None,
     out: str | os.PathLike[str] | None = None,
     **text: Any,
@@ -62,6 +65,7 @@ def evaluate(
     """Evaluate a run's best or last checkpoint, or the checkpoint in ``folder``, in the precision it was trained in.
 
     Averaged weights are taken where the run has them, as its own evaluation does.
+    recipe  whose data and precision are taken; needed for a model that was saved by itself, such as a cured one.
     data    where the data lie now, if not where they were.
     device  "cpu", "cuda"; None: a GPU if there is one.
     out     folder for evaluation.json, report.html, report.json and violins.png; None: nothing is written.
@@ -70,16 +74,17 @@ def evaluate(
     from leadline.training.evaluate_text import evaluate_text, is_language_model
 
     if is_language_model(folder, which):
-        return evaluate_text(folder, which=which, split=split, data=data, device=device, out=out, **text)
+        return evaluate_text(folder, which=which, split=split, data=data, recipe=recipe, device=device, out=out, **text)
     if given := [name for name, value in text.items() if value is not None]:
         raise LeadlineError(f"{', '.join(given)} given, but {folder} holds no language model; leave it out")
     check_choice("which", which, ("best", "last"))
-    saved = _find(Path(folder), which)
-    recipe = _recipe(saved, data)
+    saved = _find(Path(folder), which, recipe)
+    settings = _settings(saved, recipe, data)
     where = choose_device(device)
-    task = build_task(recipe, where)
+    task = build_task(settings, where)
     model = leadline.load(averaged(saved.folder)).to(where)
-    dtype = DTYPES.get(recipe.precision)
+    _check_fit(model, task.describe(), saved.folder)
+    dtype = DTYPES.get(settings.precision)
     with torch.no_grad(), nullcontext() if dtype is None else torch.autocast(where.type, dtype):
         figures = task.evaluate(model, split)
     found = Evaluation(saved.folder, saved.step, split, figures, probe(model, task.probe_inputs()))
@@ -88,21 +93,45 @@ def evaluate(
     return found
 
 
-def _find(folder: Path, which: str) -> Saved:
+def _find(folder: Path, which: str, recipe: str | os.PathLike[str] | None) -> Saved:
     if (folder / STATE).is_file():
         return check(folder)
+    if (folder / CONFIG_FILE).is_file():
+        if recipe is None:
+            raise LeadlineError(
+                f"{folder} holds a model without its run; give the recipe whose data it is for by --recipe, such as "
+                "RUN/recipe.yaml"
+            )
+        return Saved(folder, 0, {})
     saved = find_checkpoint(folder, "best" if which == "best" else "last")
     if saved is None:
         raise LeadlineError(f"{folder} holds no whole checkpoint; give the out= folder of a run, or a step-... in it")
     return saved
 
 
-def _recipe(saved: Saved, data: str | os.PathLike[str] | None) -> Recipe:
-    """The run's recipe as it is in the checkpoint, with the data where they lie now."""
-    tree = {**saved.state["recipe"]}
+def _settings(saved: Saved, recipe: str | os.PathLike[str] | None, data: str | os.PathLike[str] | None) -> Recipe:
+    """The recipe given, or the run's as it is in the checkpoint; with the data where they lie now."""
+    tree = saved.state["recipe"] if recipe is None else load_for(recipe, VisionData, "images")
     if data is not None:
-        tree["data"] = {**tree["data"], "path": str(data)}
+        tree = {**tree, "data": {**tree["data"], "path": str(data)}}
     return parse_recipe(tree)
+
+
+def load_for(recipe: str | os.PathLike[str], data: type, kind: str) -> dict[str, Any]:
+    """A recipe with this kind of data, as a mapping."""
+    given = load_recipe(recipe)
+    if not isinstance(given.data, data):
+        raise LeadlineError(f"{recipe} has the data {given.data.name!r}; this model takes {kind}, give its own recipe")
+    return given.model_dump(mode="json")
+
+
+def _check_fit(model: Any, data: dict[str, Any], origin: Path) -> None:
+    for option, name in (("num_classes", "classes"), ("image_size", "image_size")):
+        own = getattr(model.config, option, None)
+        if own != data.get(name):
+            raise LeadlineError(
+                f"{origin} has {option} {own} and the recipe's data {data.get(name)}; give its own recipe"
+            )
 
 
 def write_evaluation(found: Evaluation, out: Path) -> list[Path]:

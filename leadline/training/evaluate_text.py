@@ -20,7 +20,7 @@ from leadline.models.base import CONFIG_FILE
 from leadline.models.checkpoints import STATE
 from leadline.models.decoder import Decoder
 from leadline.probing import probe
-from leadline.training.evaluate import Evaluation, write_evaluation
+from leadline.training.evaluate import Evaluation, load_for, write_evaluation
 from leadline.training.perplexity import LEAKY, at_least, perplexity, sees_future
 from leadline.training.step import DTYPES
 from leadline.training.tasks.language import TextData
@@ -45,6 +45,7 @@ def evaluate_text(
     which: str = "best",
     split: str = "test",
     data: str | os.PathLike[str] | None = None,
+    recipe: str | os.PathLike[str] | None = None,
     device: str | None = None,
     out: str | os.PathLike[str] | None = None,
     context: int | None = None,
@@ -55,6 +56,7 @@ def evaluate_text(
     """Evaluate a run's checkpoint, in the precision it was trained in, or a saved model.
 
     data     a file or a folder of text, such as WikiText-103's own; None: that of the run.
+    recipe   whose data and precision are taken instead of the run's.
     context  tokens of a window, the run's unless given; of a segment for Transformer-XL.
     stride   by how much the window moves; the run's, or ``context``, unless given.
     memory   tokens that a Transformer-XL remembers, its own number unless given.
@@ -68,8 +70,8 @@ def evaluate_text(
     at_least(0, memory=memory)
     place = weights_in(Path(folder), which)
     state = _state(place)
-    recipe: dict[str, Any] = state.get("recipe", {})
-    settings = TextData.model_validate(recipe["data"]) if recipe else None
+    tree: dict[str, Any] = state.get("recipe", {}) if recipe is None else load_for(recipe, TextData, "text")
+    settings = TextData.model_validate(tree["data"]) if tree else None
     model, tokenizer = open_language_model(folder, device, which)
     if isinstance(model, TransformerXL):
         model.memory_length = model.memory_length if memory is None else memory
@@ -81,7 +83,7 @@ def evaluate_text(
     corpus = _corpus(data, settings)
     text = tokenised(corpus, split, tokenizer, None if settings is None else settings.cache)
     where = next(model.parameters()).device
-    dtype = DTYPES.get(recipe.get("precision", "float32"))
+    dtype = DTYPES.get(tree.get("precision", "float32"))
     with nullcontext() if dtype is None else torch.autocast(where.type, dtype):
         figures = perplexity(model, text, tokenizer, length=length, stride=stride, batch=lanes)
     figures |= {"tokens": len(text), "words": text.sizes.words, "bytes": text.sizes.bytes}
@@ -104,7 +106,7 @@ def _corpus(data: str | os.PathLike[str] | None, settings: TextData | None) -> C
     if data is not None:
         return open_text(data, column="text" if settings is None else settings.column)
     if settings is None:
-        raise LeadlineError("this model does not know its text; give a file or folder of it by --data")
+        raise LeadlineError("this model does not know its text; give a file or folder of it by --data, or its --recipe")
     return settings.corpus()
 
 

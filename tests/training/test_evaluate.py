@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import leadline
 from leadline.cli import app
 from leadline.errors import LeadlineError
 from leadline.models.checkpoints import find_checkpoint
 from leadline.probing import DepthReport
+from leadline.surgery import cure_folder
 from leadline.training.engine import train
 from leadline.training.evaluate import evaluate
 from leadline.training.recipe import parse_recipe
 
+RECIPES = Path(__file__).parents[2] / "recipes"
 TREE = {
     "model": {"name": "vit_tiny", "depth": 2, "dim": 16, "heads": 2, "patch_size": 4, "attention": "hopfield"},
     "data": {"name": "digits"},
@@ -85,3 +88,22 @@ def test_what_is_no_checkpoint(run: tuple[Path, dict[str, Any]], tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(LeadlineError, match="cannot be written"):
         evaluate(run[0], device="cpu", out=tmp_path / "file")
+
+
+def test_a_cured_model_is_evaluated_by_the_recipe_of_its_run(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Cured back to the strengths that it was trained with, it has the run's figures."""
+    out, recipe = run[0], run[0] / "recipe.yaml"
+    cure_folder(out, tmp_path / "other", alpha=0.1, alpha_prime=0.1)
+    cure_folder(tmp_path / "other", tmp_path / "back", alpha=0.5, alpha_prime=0.5)
+    before = evaluate(out, device="cpu").figures
+    assert evaluate(tmp_path / "other", recipe=recipe, device="cpu").figures != before
+    assert evaluate(tmp_path / "back", recipe=recipe, device="cpu").figures == before
+    found = CliRunner().invoke(app, ["evaluate", str(tmp_path / "back"), "--recipe", str(recipe), "--device", "cpu"])
+    assert found.stdout.startswith(f"test: accuracy {before['accuracy']:.4g}, loss {before['loss']:.4g} (")
+    with pytest.raises(LeadlineError, match="holds a model without its run; give the recipe"):
+        evaluate(tmp_path / "back", device="cpu")
+    with pytest.raises(LeadlineError, match="has the data 'text'; this model takes images"):
+        evaluate(tmp_path / "back", recipe=RECIPES / "smoke_text.yaml", device="cpu")
+    leadline.create_model("vit_tiny", depth=1, num_classes=3, image_size=8, patch_size=4).save(tmp_path / "three")
+    with pytest.raises(LeadlineError, match="has num_classes 3 and the recipe's data 10"):
+        evaluate(tmp_path / "three", recipe=recipe, device="cpu")
