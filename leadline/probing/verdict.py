@@ -16,7 +16,8 @@ _REDUNDANT = 0.05  # ||Y - X|| / ||X||
 _MOVED = 0.05  # of similarity, or of entropy's share
 _UNMOVED = 0.01
 _AS_GOOD = 0.1
-_FAR = 10_000  # layers; no prediction beyond
+TREND_BLOCKS = 8  # fewer show no trend: over 4, the depth it leads to moves by a factor of 70 from sample to sample
+_FAR = 10  # times its depth; no prediction beyond
 
 
 def judge(layers: Sequence[LayerFigures]) -> Verdict:
@@ -82,10 +83,10 @@ def _collapse_depth(layers: Sequence[LayerFigures], passed: int | None) -> float
     if passed is not None:
         return float(passed)
     rate = fitted_rate(layers[len(layers) // 2 :])
-    if rate is None or rate <= 1 or layers[-1].similarity <= 0:
+    if len(layers) <= TREND_BLOCKS or rate is None or rate <= 1 or layers[-1].similarity <= 0:
         return None
     depth = layers[-1].index + math.log(0.99 / 0.01 / odds(layers[-1])) / math.log(rate)
-    return depth if depth < _FAR else None
+    return depth if depth < _FAR * layers[-1].index else None
 
 
 def depth_of_collapse(ahead: float, blocks: int) -> int:

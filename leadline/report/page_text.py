@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from leadline.probing.figures import LayerFigures, Trial
-from leadline.probing.verdict import depth_of_collapse, entropy_share
+from leadline.probing.verdict import TREND_BLOCKS, depth_of_collapse, entropy_share
 from leadline.report.page_data import NONE, Report, call, finite, mean_of, number, said, spans
 
 _KINDS = {
@@ -33,7 +33,7 @@ def facts(report: Report) -> list[tuple[str, str, str]]:
     ahead = finite(verdict.collapse_depth)
     where = NONE if ahead is None else f"layer {number(float(f'{ahead:.3g}'))}"
     if ahead is None:
-        remark = "no collapse in sight"
+        remark = ".99 is not in sight" if depth >= TREND_BLOCKS else "too few layers to show a trend"
     elif ahead > depth:
         where = f"{depth_of_collapse(ahead, depth)} layers"
         remark = f"by its trend, if it were made that deep; it has {depth} blocks"

@@ -56,14 +56,23 @@ def test_where_it_leads_when_it_goes_on():
         "Its present depth is no trouble: by the trend of its last half, a model of the same kind would pass .99 only "
         f"if it were made about {exact:.0f} layers deep."
     )
-    steep = judge(layers([6 * 400.0 ** (i - 4) for i in range(5)]))
+    steep = judge(layers([6 * 400.0 ** (i - 8) for i in range(9)]))
     assert steep.kind == "no collapse"
-    assert 4 < steep.collapse_depth < 4.5
-    assert "about 5 layers deep" in steep.text  # deeper than it is, whatever the rounding
+    assert 8 < steep.collapse_depth < 8.5
+    assert "about 9 layers deep" in steep.text  # deeper than it is, whatever the rounding
     falling = judge(layers([0.9**i for i in range(9)]))
     assert falling.collapse_depth is None
     assert falling.rate == pytest.approx(0.9)
     assert falling.recommendation is None
+
+
+def test_no_prediction_from_few_layers_nor_of_what_is_far():
+    growth = [0.1 * 1.2**i for i in range(9)]
+    assert judge(layers(growth[:8])).collapse_depth is None
+    assert judge(layers(growth)).collapse_depth is not None
+    slow = judge(layers([0.1 * 1.05**i for i in range(9)]))  # 141 layers, from 8
+    assert slow.collapse_depth is None
+    assert "layers deep" not in slow.text
 
 
 def test_rounding_at_the_floor_is_not_fitted():

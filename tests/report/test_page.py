@@ -188,13 +188,19 @@ def test_advice_without_a_recommendation(kind, trials, words):
         (75.2, ("75 layers", "by its trend, if it were made that deep; it has 12 blocks")),
         (12.2, ("13 layers", "by its trend, if it were made that deep; it has 12 blocks")),
         (9.0, ("layer 9", "within its 12 blocks")),
-        (None, ("–", "no collapse in sight")),
+        (None, ("–", ".99 is not in sight")),
     ],
 )
 def test_a_depth_of_collapse_that_it_does_not_have_is_no_layer_of_it(ahead, shown):
     found = report("no collapse", depth=12)
     found.verdict.collapse_depth = ahead
     assert {what: words for what, *words in page_text.facts(found)}["Depth of collapse"] == list(shown)
+
+
+def test_few_layers_show_no_trend():
+    found = report("no collapse", depth=4)
+    found.verdict.collapse_depth = None
+    assert ("Depth of collapse", "–", "too few layers to show a trend") in page_text.facts(found)
 
 
 def test_what_was_not_measured_is_said_and_not_drawn():
