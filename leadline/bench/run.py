@@ -5,19 +5,17 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
-import platform
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from leadline import __version__
 from leadline.bench import chains
 from leadline.bench.measure import errors, speed
 from leadline.bench.models import MODELS, bench_model
 from leadline.errors import LeadlineError, check_choice
+from leadline.machine import choose_device, processor, versions
 
 SUITES = ("carried", "biased", "models")
 METHODS = ("flash", "leadline", "eager", "compiled", "sdpa_bias", "flex")
@@ -46,10 +44,8 @@ def bench_attention(
     A method that cannot run a shape has a row with the reason under "failed". ``out`` is written anew after each row,
     so that an interrupted run keeps what it has, with a picture beside it in the end.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    check_choice("device", device, ("cuda", "cpu"))
-    if device == "cuda" and not torch.cuda.is_available():
-        raise LeadlineError("device is cuda, but torch sees no GPU here; use --device cpu")
+    check_choice("device", device or "cpu", ("cuda", "cpu"))
+    device = choose_device(device).type
     known = chains.GPU_SHAPES if device == "cuda" else chains.CPU_SHAPES
     for what, given, allowed in (("suite", suites, SUITES), ("shape", shapes, known), ("method", methods, METHODS)):
         for name in given:
@@ -60,7 +56,10 @@ def bench_attention(
     models = tuple(MODELS) if "models" in suites and device == "cuda" else ()
     total = sum(len(found) for found in names.values()) * len({"flash", *methods}) + 2 * len(models)
     rows: dict[str, list[Row]] = {"carried": [], "biased": [], "models": []}
-    results: dict[str, Any] = {"hardware": _hardware(device), "versions": _versions()}
+    results: dict[str, Any] = {
+        "hardware": torch.cuda.get_device_name() if device == "cuda" else processor(),
+        "versions": versions("triton"),
+    }
     before = _read(out, results)
     commands = before.get("commands", {}) | dict.fromkeys(suites, command)
     results |= {"command": commands.get("carried", command), "commands": commands}
@@ -130,20 +129,6 @@ def _clear() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _hardware(device: str) -> str:
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
-
-
-def _versions() -> dict[str, str]:
-    found = {"leadline": __version__, "python": platform.python_version(), "torch": torch.__version__}
-    try:
-        return found | {"triton": version("triton")}
-    except PackageNotFoundError:
-        return found
 
 
 def _read(out: Path | None, now: dict[str, Any]) -> dict[str, Any]:

@@ -155,7 +155,8 @@ def _from_name(name: str, depth: int | None) -> nn.Module:
 def _from_timm(name: str, depth: int | None) -> nn.Module:
     timm = need("timm", "timm")
     if name not in timm.list_models():
-        near = difflib.get_close_matches(name, timm.list_models(), n=3)
+        begin = [known for known in timm.list_models() if name and known.startswith(name)]
+        near = sorted(begin, key=len)[:3] or difflib.get_close_matches(name, timm.list_models(), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() has the names"
         raise LeadlineError(f"unknown timm model {name!r}; {hint}")
     try:

@@ -155,10 +155,19 @@ def comparison(before: Report, after: Report) -> str:
         f'<tr><td class="word">{escape(what)}</td><td>{escape(one)}</td><td>{escape(two)}</td></tr>'
         for what, one, two in pairs
     )
-    return (
+    return _unlike(before, after) + (
         '<div class="scroll"><table class="compared"><thead><tr><th class="word">number</th><th>before</th>'
         f"<th>after</th></tr></thead><tbody>{rows}</tbody></table></div>"
     )
+
+
+def _unlike(before: Report, after: Report) -> str:
+    """What else differs than a change to one model, which the table is for."""
+    sides = [{"model": found.model, "blocks": len(found.layers) - 1, **found.settings} for found in (before, after)]
+    names = ("model", "blocks", "samples", "tokens")
+    pairs = [(name, *(side.get(name) for side in sides)) for name in names]
+    words = escape(", ".join(f"{name} {said(one)} and {said(two)}" for name, one, two in pairs if one != two))
+    return f"<p><strong>Not one model on one input:</strong> {words}. Differences may come from that.</p>" * bool(words)
 
 
 def settings(report: Report) -> str:

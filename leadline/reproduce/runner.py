@@ -18,10 +18,10 @@ from rich.table import Table
 from leadline.data.text import open_text
 from leadline.data.vision import load_cifar10
 from leadline.errors import LeadlineError, unknown_name
+from leadline.machine import choose_device
 from leadline.reproduce import store
 from leadline.reproduce.base import REPORTED, Context, Entry
 from leadline.reproduce.page import check_page, write_page
-from leadline.training.device import choose_device
 
 EMBEDDED = "Run on scikit-learn's digits in place of CIFAR-10: the papers' digits are not comparable."
 

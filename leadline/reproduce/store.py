@@ -5,16 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import os
-import platform
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from leadline import __version__
 from leadline.errors import LeadlineError
+from leadline.machine import processor, versions
 from leadline.reproduce.base import Entry, Result, claims_as_dicts
 from leadline.reproduce.plots import save
 
@@ -78,22 +76,5 @@ def fresh(folder: Path) -> None:
 
 def environment() -> dict[str, str]:
     """The hardware and the versions that the numbers and the seconds come from."""
-    found = {"leadline": __version__, "python": platform.python_version(), "torch": torch.__version__}
-    for package in ("transformers", "matplotlib"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    threads = torch.get_num_threads()
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    found["hardware"] = f"{_processor()}, {threads} thread{'s' * (threads > 1)}{gpu}"
-    return found
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return {**versions("transformers", "matplotlib"), "hardware": f"{processor()}{gpu}"}

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from leadline.errors import LeadlineError, need
+from leadline.machine import choose_device
 from leadline.probing.blocks import find_blocks
 from leadline.training.recipe import Recipe
 
@@ -67,16 +68,15 @@ class Processes:
 def join(recipe: Recipe) -> Processes:
     """Find out who we are, and meet the others; they stay together until the process ends."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    if recipe.device == "cuda" and not torch.cuda.is_available():
-        raise LeadlineError("device is 'cuda' and torch finds no GPU here; set device=cpu or device=auto")
-    on_cpu = recipe.device == "cpu" or not torch.cuda.is_available()
+    device = choose_device(None if recipe.device == "auto" else recipe.device)
+    on_cpu = device.type == "cpu"
     if world == 1:
         if recipe.distributed == "fsdp":
             raise LeadlineError(
                 "distributed is 'fsdp' and this is the only process; start several, such as "
                 "torchrun --nproc-per-node 2 -m leadline train ..., or set distributed=auto"
             )
-        found = Processes(0, 1, torch.device("cpu" if on_cpu else "cuda"), "one")
+        found = Processes(0, 1, device, "one")
     else:
         met = dist.is_initialized()
         state = need("accelerate", "train").PartialState(cpu=on_cpu)

@@ -6,7 +6,6 @@ last checkpoint as if nothing had happened, bit for bit on a CPU.
 
 from __future__ import annotations
 
-import platform
 import signal
 import time
 from collections.abc import Callable
@@ -18,8 +17,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
-import leadline
 from leadline.errors import LeadlineError
+from leadline.machine import versions
 from leadline.models.checkpoints import find_checkpoint, listed, newest
 from leadline.probing.blocks import find_blocks
 from leadline.probing.guard import uncompiled
@@ -291,7 +290,7 @@ class Run:
             "processes": self.processes.world,
             "distributed": self.processes.mode,
             "device": _device_name(self.processes.device),
-            "versions": _versions(),
+            "versions": {**versions(), "cuda": torch.version.cuda},
             "recipe": self.recipe.model_dump(mode="json"),
         }
         if self.processes.main:
@@ -343,12 +342,3 @@ def _has_unused(recipe: Recipe, task: Task, model: nn.Module, processes: Process
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def _versions() -> dict[str, str | None]:
-    return {
-        "leadline": leadline.__version__,
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-    }

@@ -13,11 +13,11 @@ import torch
 
 import leadline
 from leadline.errors import LeadlineError, check_choice
+from leadline.machine import choose_device
 from leadline.models.base import CONFIG_FILE
 from leadline.models.checkpoints import STATE, Saved, check, find_checkpoint
 from leadline.models.io import averaged
 from leadline.probing import DepthReport, probe
-from leadline.training.device import choose_device
 from leadline.training.recipe import Recipe, load_recipe, parse_recipe
 from leadline.training.step import DTYPES
 from leadline.training.tasks import build_task

@@ -13,12 +13,12 @@ from torch import nn
 
 from leadline.data.text_tokenizers import FILE, Tokenizer, load_tokenizer, tokenizer_home
 from leadline.errors import LeadlineError, need
+from leadline.machine import choose_device
 from leadline.models import TransformerXL, convert, load
 from leadline.models.base import CONFIG_FILE
 from leadline.models.decoder import Decoder
 from leadline.models.io import averaged, model_folder
 from leadline.models.streaming import stream_tokens
-from leadline.training.device import choose_device
 
 _BROKEN = "\ufffd"  # what stands for bytes that are no whole character yet
 

@@ -117,7 +117,7 @@ def test_unknown_names_are_refused():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_missing_gpu_is_said():
-    with pytest.raises(LeadlineError, match="no GPU here; use --device cpu"):
+    with pytest.raises(LeadlineError, match="no GPU here; give 'cpu' or nothing"):
         bench_attention(device="cuda")
 
 

@@ -1,4 +1,5 @@
 import base64
+import html
 import json
 import math
 import re
@@ -351,3 +352,13 @@ def test_a_missing_folder_is_one_line(tmp_path):
     with pytest.raises(LeadlineError, match="create it first"):
         save_page(bare(), tmp_path / "a" / "depth.html")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_comparison_of_two_models_says_so():
+    one, two = report("collapse", depth=12), report("no collapse", depth=12)
+    two.model, two.settings = one.model, dict(one.settings)
+    assert "Not one model" not in page_text.comparison(one, two)
+    two.model, two.settings["tokens"] = "ViT<b>", 64
+    said = page_text.comparison(one, two)
+    assert f"model {html.escape(one.model)} and ViT&lt;b&gt;" in said
+    assert f"tokens {one.settings['tokens']} and 64" in said

@@ -1,0 +1,51 @@
+"""Where it runs: on a GPU if there is one or where the caller says, and what to call that beside a result."""
+
+from __future__ import annotations
+
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from leadline.errors import LeadlineError
+
+
+def choose_device(given: str | None) -> torch.device:
+    """ "cpu", "cuda" or "cuda:1"; None: a GPU if there is one."""
+    if given is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", given):
+        raise LeadlineError(f"device is {given!r}; give 'cpu', 'cuda' or nothing")
+    device, found = torch.device(given), torch.cuda.device_count()
+    if device.type == "cuda" and not found:
+        raise LeadlineError(f"device is {given!r} and torch finds no GPU here; give 'cpu' or nothing")
+    if device.type == "cuda" and (device.index or 0) >= found:
+        raise LeadlineError(f"device is {given!r} and torch finds {found} GPU(s) here, counted from 0; give 'cuda'")
+    return device
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Of Leadline, Python, torch, and of those packages that are installed."""
+    from leadline import __version__
+
+    found = {"leadline": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def processor() -> str:
+    """The processor's name and the threads that torch uses of it."""
+    threads = torch.get_num_threads()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{name}, {threads} thread{'s' * (threads > 1)}"
