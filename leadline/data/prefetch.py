@@ -148,7 +148,7 @@ def _signals_held() -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGCHLD) is not handler:
+        if handler not in (None, signal.getsignal(signal.SIGCHLD)):  # None: it is not Python's
             signal.signal(signal.SIGCHLD, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)  # what came meanwhile reaches the loop now
 
