@@ -40,6 +40,18 @@ def main() -> None:
         sys.exit(130)
 
 
+@contextmanager
+def _may_stop(console: Console) -> Iterator[None]:
+    """A run that ends before its time is one line, and has its exit code."""
+    from leadline.training.stop import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        console.print(f"[bold red]leadline:[/] {escape(str(stopped))}", soft_wrap=True, highlight=False)
+        raise typer.Exit(stopped.code) from None
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"leadline {__version__}")
@@ -254,15 +266,13 @@ def train(
     Everything goes to the folder out (runs/NAME unless given): logs, checkpoints, summary.json. Several processes
     through `accelerate launch` or `torchrun`, with the same recipe. Exit code 1: diverged, or could not save.
     """
-    from leadline.training import Stopped, load_recipe
+    from leadline.training import load_recipe
     from leadline.training import train as run
+    from leadline.training.logs import Listener
 
-    console = Console(stderr=True)
-    try:
+    console = Listener(stderr=True)
+    with _may_stop(console):
         summary = run(load_recipe(recipe, settings or []), console=console)
-    except Stopped as stopped:
-        console.print(f"[bold red]leadline:[/] {escape(str(stopped))}", soft_wrap=True, highlight=False)
-        raise typer.Exit(stopped.code) from None
     if int(os.environ.get("RANK", "0")):
         return
     if as_json:
@@ -404,21 +414,22 @@ def reproduce(
             table.add_row(name, title)
         console.print(table)
         return
-    holds = run_entries(
-        ids,
-        out,
-        data=data,
-        seed=seed,
-        device=device,
-        embedded=embedded,
-        force=force,
-        console=console,
-        page=page,
-        budget=budget,
-        jobs=jobs,
-        minutes=minutes,
-        text=text,
-    )
+    with _may_stop(console):
+        holds = run_entries(
+            ids,
+            out,
+            data=data,
+            seed=seed,
+            device=device,
+            embedded=embedded,
+            force=force,
+            console=console,
+            page=page,
+            budget=budget,
+            jobs=jobs,
+            minutes=minutes,
+            text=text,
+        )
     if as_json:
         print(json.dumps(summaries(ids, out)))
     if not holds:

@@ -1,15 +1,18 @@
-"""Where it runs: on a GPU if there is one or where the caller says, and what to call that beside a result."""
+"""Where it runs: on a GPU if there is one or where the caller says, what to call that, and what may end it."""
 
 from __future__ import annotations
 
 import platform
 import re
+import signal
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 from leadline.errors import LeadlineError
+
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 
 
 def choose_device(given: str | None) -> torch.device:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from leadline.data.draws import generators_kept
 from leadline.errors import LeadlineError
+from leadline.machine import ENDING
 
 
 class Request(NamedTuple):
@@ -67,7 +68,8 @@ class Prefetch:
         except RuntimeError as error:  # a worker died: killed by the system, most often for want of memory
             self.close()
             raise LeadlineError(
-                f"a data worker ended ({str(error).splitlines()[0]}); data.workers is {self.workers}, give fewer"
+                f"a data worker ended ({str(error).splitlines()[0]}), perhaps for want of memory; give fewer "
+                "data.workers"
             ) from error
         if isinstance(found, str):
             self.close()
@@ -129,9 +131,9 @@ def _end(coming: weakref.ref[Any]) -> None:
     """Workers are told to go, since they ignore the signal that Python would end them with, and then wait for."""
     if (found := coming()) is not None:
         found._shutdown_workers()
-
-
-_FOR_THE_LOOP = (signal.SIGTERM, signal.SIGINT)
+        for worker in found._workers:
+            if worker.is_alive():  # stuck
+                worker.kill()
 
 
 @contextmanager
@@ -143,7 +145,7 @@ def _signals_held() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_LOOP)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     handler = signal.getsignal(signal.SIGCHLD)
     try:
         yield
@@ -155,7 +157,7 @@ def _signals_held() -> Iterator[None]:
 
 def _left_alone(_: int) -> None:
     """A signal to the whole group is for the loop: it still needs its workers for the step at hand, and ends them."""
-    for number in _FOR_THE_LOOP:
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -29,7 +29,7 @@ def load(folder: str | os.PathLike[str]) -> nn.Module:
         from leadline.surgery import load_cured
 
         return load_cured(source).eval()
-    if description["family"] not in FAMILIES:
+    if not isinstance(description["family"], str) or description["family"] not in FAMILIES:
         raise unknown_name(f"model family in {source / CONFIG_FILE}", description["family"], FAMILIES)
     family = FAMILIES[description["family"]]
     with torch.device("meta"):

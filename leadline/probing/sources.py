@@ -209,7 +209,7 @@ def _from_folder(given: Path, spec: str | None) -> tuple[nn.Module, Any]:
     folder = model_folder(given)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise LeadlineError(f"{folder} is no checkpoint: it has no readable config.json") from error
     if not isinstance(config, dict):
         raise LeadlineError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -136,6 +137,7 @@ def write_whole(path: str | Path, content: bytes) -> Path:
         draft.write_bytes(content)
         draft.replace(target)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
         raise LeadlineError(f"cannot write {str(target)!r}: {error.strerror}; give a path you may write to") from error
     return target

@@ -147,7 +147,12 @@ def _run(
         result = entry.run(context)
     if entry.images and context.embedded:
         result.notes.insert(0, EMBEDDED)
-    return store.store(entry, result, setting, time.perf_counter() - started, folder)
+    try:
+        return store.store(entry, result, setting, time.perf_counter() - started, folder)
+    except OSError as error:
+        raise LeadlineError(
+            f"{folder} cannot be written ({error.strerror}); make room and run the same command again"
+        ) from error
 
 
 def _show(summary: dict[str, Any], console: Console) -> None:

@@ -14,7 +14,9 @@ import math
 import multiprocessing
 import os
 import shutil
+import signal
 import statistics
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -118,7 +120,7 @@ def run_all(context: Context, jobs: Sequence[Job]) -> dict[str, Record]:
     build_task(_recipe(context, left[0]), torch.device("cpu"))  # images and text are read once, before all need them
     threads = max(1, torch.get_num_threads() // context.jobs)
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(context.jobs, spawn, torch.set_num_threads, (threads,)) as pool:
+    with ProcessPoolExecutor(context.jobs, spawn, _prepare, (threads, os.getpid())) as pool:
         waiting = list(left)
         running: dict[Future[dict[str, Any]], Job] = {}
         try:
@@ -139,6 +141,20 @@ def run_all(context: Context, jobs: Sequence[Job]) -> dict[str, Record]:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     return found
+
+
+def _prepare(threads: int, parent: int) -> None:
+    """Of a training process: it ends when the one that gives it work has ended, by whatever."""
+    torch.set_num_threads(threads)
+    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+
+
+def _follow(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)  # a run saves and stops
+    time.sleep(60)
+    os._exit(128 + signal.SIGTERM)  # it had nothing to do, and waits for work
 
 
 def _late(context: Context) -> bool:
@@ -205,6 +221,8 @@ def _train(recipe: Recipe, file: Path, probed: int, device: str) -> dict[str, An
     try:
         summary = train(recipe, console=Console(file=io.StringIO()))
     except Stopped as stopped:
+        if stopped.code > 128:  # by a signal
+            raise
         if not str(stopped).startswith("diverged"):
             raise LeadlineError(str(stopped)) from stopped
         diverged, summary = str(stopped).partition(";")[0], {}
@@ -225,8 +243,11 @@ def _train(recipe: Recipe, file: Path, probed: int, device: str) -> dict[str, An
         "recipe": {**recipe.model_dump(mode="json"), "out": None},
     }
     new = file.with_name(f"{file.name}.new")
-    new.write_text(json.dumps(record) + "\n")
-    os.replace(new, file)
+    try:
+        new.write_text(json.dumps(record) + "\n")
+        os.replace(new, file)
+    except OSError as error:
+        raise LeadlineError(f"{file} cannot be written ({error.strerror}); make room and run it again") from error
     shutil.rmtree(work, ignore_errors=True)
     return record
 

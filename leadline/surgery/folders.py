@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import nn
 
 from leadline.data.text_tokenizers import FILES, tokenizer_home
@@ -87,18 +89,33 @@ def cure_folder(
         if _strengths(own.config) == before:
             has = ", ".join(f"{name} {value}" for name, value in before.items())
             raise LeadlineError(f"{source} has {has} already; give a strength that changes it")
-        own.save(target)
         home = tokenizer_home(source) if hasattr(own.config, "vocab_size") else None
-        for name in FILES:
-            if home is not None and (home / name).is_file():
-                shutil.copy2(home / name, target / name)
+        with _whole(target):
+            own.save(target)
+            for name in FILES:
+                if home is not None and (home / name).is_file():
+                    shutil.copy2(home / name, target / name)
         return target
     model: Any = cure(_load_plain(source, description, None, {}), **options)
-    model.save_pretrained(target)
-    for file in source.iterdir():
-        if file.is_file() and not file.name.endswith(_WEIGHTS) and not (target / file.name).exists():
-            shutil.copy2(file, target / file.name)
+    with _whole(target):
+        model.save_pretrained(target)
+        for file in source.iterdir():
+            if file.is_file() and not file.name.endswith(_WEIGHTS) and not (target / file.name).exists():
+                shutil.copy2(file, target / file.name)
     return target
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[None]:
+    """Inside, a new or empty folder is filled; if that fails nothing is left in it."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        for file in target.glob("*"):
+            with suppress(OSError):
+                file.unlink()
+        why = error.strerror if isinstance(error, OSError) else error
+        raise LeadlineError(f"{target} cannot be written ({why}); give another folder by --out") from error
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

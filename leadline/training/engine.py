@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -27,9 +27,9 @@ from leadline.probing.watch import Watcher
 from leadline.training import checkpoint, state
 from leadline.training.distributed import Processes, Weights, join, replicate, shard
 from leadline.training.divergence import diagnose
-from leadline.training.folder import claim, owner, read_summary, write_summary
+from leadline.training.folder import alone, claim, owner, read_summary, write_summary
 from leadline.training.graph import GraphStep
-from leadline.training.logs import PROBE, Logs
+from leadline.training.logs import PROBE, Listener, Logs
 from leadline.training.recipe import Recipe
 from leadline.training.schedule import LearningRate
 from leadline.training.section import Span
@@ -38,7 +38,6 @@ from leadline.training.stop import Stopped, StopRequest
 from leadline.training.tasks import build_task
 from leadline.training.tasks.base import Task
 
-Result = TypeVar("Result")
 MakeTask = Callable[[Recipe, torch.device, int, int], Task]
 
 
@@ -47,7 +46,7 @@ def train(recipe: Recipe, *, console: Console | None = None, make_task: MakeTask
 
     Raises ``Stopped`` when the run ends before its time: asked to, diverged, or the disk is full.
     """
-    console = console or Console(stderr=True)
+    console = console or Listener(stderr=True)
     threads = torch.get_num_threads()
     torch.set_num_threads(recipe.threads or threads)
     try:
@@ -81,9 +80,15 @@ class Run:
         self.best: dict[str, Any] | None = None
         self.since = 0  # steps since the figures were last read
         self.watched: dict[str, float] | None = None  # figures of the last evaluation
+        self.owed = False  # the evaluation of the last step failed
 
     def go(self) -> dict[str, Any]:
-        start = self._resume()
+        with ExitStack() as held, self._explained():
+            return self._go(held)
+
+    def _go(self, held: ExitStack) -> dict[str, Any]:
+        """``held``: what ends with the run."""
+        start = self._resume(held)
         if start == self.total and (finished := self.processes.agree(read_summary(self.out))) is not None:
             if self.processes.main:
                 self.console.print(f"{self.out} is finished: nothing to do", soft_wrap=True, highlight=False)
@@ -92,45 +97,59 @@ class Run:
         self.logs = Logs(
             self.out, start, self.total, console=self.console, main=self.processes.main, tensorboard=tensorboard
         )
+        held.callback(self._close_logs)
         self.began = self.last_read = time.monotonic()
         self.read_after = start  # steps done when the figures were last read, or when this process began
+        with StopRequest() as request:
+            self._loop(start, request)
+        return self._finish()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """What ends a run from outside, as one line."""
         try:
-            with StopRequest() as request:
-                self._loop(start, request)
-            return self._finish()
+            yield
         except OSError as error:  # most likely a log that finds no room; checkpoints say so themselves
-            found = find_checkpoint(self.out, "last")
             raise Stopped(
                 f"the run cannot go on: {error.strerror or error} ({error.filename or self.out}); the last checkpoint: "
-                f"{found.folder if found else 'none yet'}; make room and run the same command again"
+                f"{self._last_checkpoint()}; make room and run the same command again"
             ) from error
-        finally:
-            with suppress(OSError):  # said above
-                self.logs.close()
+        except RuntimeError as error:
+            if self.processes.world == 1 or "closed by peer" not in str(error):
+                raise
+            raise Stopped(
+                f"another process of this run ended; the last checkpoint: {self._last_checkpoint()}; when what it says "
+                "is mended, run the same command again"
+            ) from error
+
+    def _last_checkpoint(self) -> str:
+        found = find_checkpoint(self.out, "last")
+        return str(found.folder) if found else "none yet"
+
+    def _close_logs(self) -> None:
+        with suppress(OSError):  # said already
+            self.logs.close()
 
     def _loop(self, start: int, request: StopRequest) -> None:
         self.step.model.train()
         if start == 0:
             self._probe(0)
+        if self.owed:
+            self._judge(start, True, True)
         for number in range(start, self.total):
-            self._guarded(self.step, number)
+            self._train(number, start)
             done, last = number + 1, number + 1 == self.total
             self.since += 1
-            read = done % self.recipe.log.every == 0 or last
-            stop = self._asked_to_stop(request, read)
             due = {name: bool(every) and (done % every == 0 or last) for name, every in self.every.items()}
+            read = done % self.recipe.log.every == 0 or last
+            stop = self._asked_to_stop(request, read or any(due.values()))
             if read or stop or any(due.values()):
                 self._check()
             if read:
                 self._log(done)
             if due["watch"]:
                 self._probe(done)
-            score = self._guarded(self._evaluate, done) if due["evaluate"] else None
-            better = score is not None and (self.best is None or score > self.best["score"])
-            if score is not None and better:
-                self.best = {"step": done, "score": score, "split": self.task.watched}
-            if due["checkpoint"] or (better and self.recipe.checkpoint.best) or stop:
-                self._save(done, score)
+            self._judge(done, due["evaluate"], due["checkpoint"] or stop is not None)
             if stop and not last:
                 assert stop is not None
                 raise Stopped(
@@ -139,14 +158,33 @@ class Run:
                     128 + stop,
                 )
 
-    def _guarded(self, work: Callable[[int], Result], done: int) -> Result:
-        """``work(done)``; where the data fail, for example by an image that cannot be read, the weights are saved."""
+    def _train(self, number: int, start: int) -> None:
+        """A step; where its data fail, for example by an image that cannot be read, what was done is saved."""
         try:
-            return work(done)
+            self.step(number)
         except LeadlineError:
-            if self.processes.world == 1 and done:
-                self._save(done, None)
+            if self.processes.world == 1 and number > start:
+                self._check()
+                self._save(number, None)
             raise
+
+    def _judge(self, done: int, evaluate: bool, save: bool) -> None:
+        """Evaluate, if that is due, and save, if that is or if it is the best; what cannot be evaluated is owed."""
+        score = None
+        if evaluate:
+            try:
+                score = self._evaluate(done)
+            except LeadlineError:
+                self.owed = True
+                if self.processes.world == 1:
+                    self._save(done, None)
+                raise
+            self.owed = False
+        better = score is not None and (self.best is None or score > self.best["score"])
+        if score is not None and better:
+            self.best = {"step": done, "score": score, "split": self.task.watched}
+        if save or (better and self.recipe.checkpoint.best):
+            self._save(done, score)
 
     def _asked_to_stop(self, request: StopRequest, read: bool) -> signal.Signals | None:
         """Several processes must stop after the same step, so they ask each other, but only when they wait anyway."""
@@ -163,8 +201,7 @@ class Run:
             return
         probe = self.out / "divergence.csv"
         words = diagnose(self.step, failed, probe)
-        found = find_checkpoint(self.out, "last")
-        saved = self.processes.agree(str(found.folder) if found else "none yet")
+        saved = self.processes.agree(self._last_checkpoint())
         raise Stopped(
             f"diverged at step {failed}: {words}; figures of its layers: {probe}, the last checkpoint: {saved}; try a "
             "lower optimizer.lr, a longer schedule.warmup or a regularise.clip, with another out="
@@ -222,14 +259,15 @@ class Run:
             self.last_read += time.monotonic() - began
 
     def _save(self, done: int, score: float | None) -> None:
-        facts = {"score": score, "best": self.best, "seconds": self._seconds(), "since": self.since}
+        facts = {"score": score, "best": self.best, "seconds": self._seconds(), "since": self.since, "owed": self.owed}
         state.save(self.step, self.out, done, facts)
 
-    def _resume(self) -> int:
+    def _resume(self, held: ExitStack) -> int:
         """Take up the newest whole checkpoint in ``out``; returns the number of steps that are done."""
         saved, before, failure = None, None, None
         if self.processes.main:
             try:
+                held.enter_context(alone(self.out))
                 before = owner(self.out, self.recipe)
                 saved = newest(self.out, lambda line: self.console.print(line, soft_wrap=True))
                 if saved is None and (damaged := listed(self.out)):
@@ -251,6 +289,7 @@ class Run:
             return 0
         facts = state.load(self.step, saved)
         self.seconds, self.best, self.since = facts["seconds"], facts["best"], facts["since"]
+        self.owed = facts.get("owed", False)
         if self.processes.main:
             line = f"going on after step {facts['step']} of {self.total}, from {self.out}"
             self.console.print(line + self._stretched(before, facts["step"]), soft_wrap=True, highlight=False)

@@ -17,7 +17,7 @@ from leadline.data.text_store import TokenText, tokenised
 from leadline.errors import LeadlineError, check_choice
 from leadline.models import MODELS, TransformerXL
 from leadline.models.base import CONFIG_FILE
-from leadline.models.checkpoints import STATE
+from leadline.models.checkpoints import STATE, check
 from leadline.models.decoder import Decoder
 from leadline.probing import probe
 from leadline.training.evaluate import Evaluation, load_for, write_evaluation
@@ -99,7 +99,9 @@ def evaluate_text(
 def _state(place: Path) -> dict[str, Any]:
     """What the checkpoint knows of its run; nothing for a model that was saved by itself."""
     file = next((home / STATE for home in (place, place.parent) if (home / STATE).is_file()), None)
-    return {} if file is None else json.loads(file.read_text(encoding="utf-8"))
+    if file is None:
+        return {}
+    return check(file.parent).state
 
 
 def _corpus(data: str | os.PathLike[str] | None, settings: TextData | None) -> Corpus:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,51 @@ def owner(out: Path, recipe: Recipe) -> Recipe | None:
         return None
     _compare(before, recipe.model_dump(mode="json"), out)
     return parse_recipe(before)
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Hold the folder: two processes that train in one take each other's files away."""
+    if os.name == "nt":  # no folder can be opened there
+        yield
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        held = os.open(out, os.O_RDONLY)
+    except OSError as error:
+        raise LeadlineError(f"out={out} cannot be used ({error}); give another folder") from error
+    _held.add(held)
+    try:
+        if _taken(held):
+            raise LeadlineError(f"another process is training in {out}; wait for it, or give another out=")
+        yield
+    finally:
+        _held.discard(held)
+        os.close(held)
+
+
+def _let_go() -> None:
+    """In a child, such as a data worker, which may outlive the process that trains by seconds."""
+    for folder in _held:
+        os.close(folder)
+    _held.clear()
+
+
+_held: set[int] = set()  # folders, as open files
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def _taken(folder: int) -> bool:
+    try:
+        import fcntl
+
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    return False
 
 
 def claim(out: Path, recipe: Recipe) -> None:
@@ -98,10 +144,12 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def read_summary(out: Path) -> dict[str, Any] | None:
+    """None where there is none, or it is damaged."""
     try:
-        return json.loads((out / SUMMARY).read_text())
+        found = json.loads((out / SUMMARY).read_text())
     except (OSError, ValueError):
         return None
+    return found if isinstance(found, dict) and {"steps", "recipe"} <= found.keys() else None
 
 
 def write_summary(out: Path, summary: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ def cut(file: Path, step: int) -> None:
     """
     if not file.is_file():
         return
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     kept = lines[:1]
-    column = next(csv.reader(kept)).index("step") if kept and "step" in kept[0] else 0
+    head = next(csv.reader(kept), [])
+    column = head.index("step") if "step" in head else 0
     for line in lines[1:]:
         cells = next(csv.reader(io.StringIO(line)), [])
         if line.endswith("\n") and len(cells) > column and cells[column].isdigit() and int(cells[column]) <= step:
@@ -34,6 +36,21 @@ def cut(file: Path, step: int) -> None:
     new = file.with_name(file.name + ".new")
     new.write_text("".join(kept) if kept and kept[0].endswith("\n") else "", encoding="utf-8")
     os.replace(new, file)
+
+
+class Listener(Console):
+    """A console for a run: when whoever listened is gone, by a closed pipe or terminal, the run goes on in silence."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            super().print(*objects, **options)
+        except OSError:
+            self.on_broken_pipe()
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        with suppress(OSError, ValueError):  # what is left in the file's buffer must not fail at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 class Logs:

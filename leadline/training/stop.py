@@ -7,6 +7,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from leadline.machine import ENDING
+
 
 class Stopped(Exception):  # noqa: N818 - no error: it may have been asked for
     """The run ended early. The message is one line; ``code`` is the exit code of the command."""
@@ -17,8 +19,8 @@ class Stopped(Exception):  # noqa: N818 - no error: it may have been asked for
 
 
 class StopRequest:
-    """Inside, SIGTERM and SIGINT set ``signal`` and no more: the loop finishes its step and saves. A second one ends
-    the process at once."""
+    """Inside, SIGTERM, SIGINT and SIGHUP set ``signal`` and no more: the loop finishes its step and saves. A second
+    one ends the process at once. Under nohup SIGHUP stays ignored."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -26,8 +28,9 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._receive)
+            for number in ENDING:
+                if number in (signal.SIGTERM, signal.SIGINT) or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *exception: object) -> None:

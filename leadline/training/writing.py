@@ -99,7 +99,9 @@ def _model(folder: Path) -> Any:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LeadlineError(f"{folder / CONFIG_FILE} cannot be read ({error})") from error
-    if isinstance(config, dict) and "leadline" in config:
+    if not isinstance(config, dict):
+        raise LeadlineError(f"{folder / CONFIG_FILE} holds a {type(config).__name__}; a model's is a mapping")
+    if "leadline" in config:
         return load(folder)
     transformers = need("transformers", "hub")
     try:

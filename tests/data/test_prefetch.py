@@ -55,10 +55,20 @@ def test_a_worker_that_dies_is_one_line_where_its_batch_is_asked_for_and_the_oth
     os.kill(workers[1].pid, signal.SIGKILL)
     workers[1].join()
     time.sleep(0.1)  # nothing is raised here
-    with pytest.raises(LeadlineError, match=r"a data worker ended .*data\.workers is 2, give fewer") as held:
+    with pytest.raises(LeadlineError, match=r"a data worker ended .*give fewer data\.workers") as held:
         [prefetch(Request(step, 0, 0, 1)) for step in range(1, 30)]
     assert not any(worker.is_alive() for worker in workers)
     assert held.traceback  # which keeps torch's iterator
+
+
+def test_a_worker_that_is_stuck_is_ended():
+    prefetch = Prefetch(make, 1, last=40)
+    prefetch(Request(0, 0, 0, 1))
+    (worker,) = prefetch._coming._workers
+    os.kill(worker.pid, signal.SIGSTOP)
+    prefetch.close()
+    worker.join(10)
+    assert not worker.is_alive()
 
 
 def test_a_program_that_fails_ends_its_workers():

@@ -100,6 +100,8 @@ def damage(folder, how):
         config.write_text(json.dumps({"model_type": "gpt2"}))
     elif how == "unknown family":
         config.write_text(config.read_text().replace('"gpt2"', '"gpt9"'))
+    elif how == "family of another type":
+        config.write_text(config.read_text().replace('"gpt2"', '["gpt2"]'))
     elif how == "other shape":
         config.write_text(config.read_text().replace('"dim": 12', '"dim": 15'))
     elif how == "other depth":
@@ -123,6 +125,7 @@ def damage(folder, how):
         ("broken config", "is not JSON"),
         ("foreign config", "is not Leadline's"),
         ("unknown family", "did you mean 'gpt2'?"),
+        ("family of another type", "unknown model family in"),
         ("other shape", "instead of (29, 15)"),
         ("other depth", "has no place"),
         ("wrong type", "has the wrong type"),

@@ -1,14 +1,22 @@
 """Runs of trained entries: kept one by one, shared, never made twice, and what is made of their records."""
 
 import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from leadline.cli import app
 from leadline.errors import LeadlineError
 from leadline.probing.figures import Distribution, LayerFigures
 from leadline.reproduce import ENTRIES, trained_runs
@@ -23,6 +31,7 @@ from leadline.reproduce.trained_figures import (
     said,
 )
 from leadline.reproduce.trained_runs import Job, run_all
+from leadline.training.stop import Stopped
 
 CPU = torch.device("cpu")
 TINY = {"name": "vit_tiny", "depth": 1, "dim": 16, "heads": 2, "patch_size": 8, "pool": "max"}
@@ -81,6 +90,60 @@ def test_several_at_a_time_give_what_one_gives(tmp_path: Path) -> None:
     for name in one:
         for figure in ("test_accuracy", "test_loss", "steps"):
             assert one[name][figure] == two[name][figure]
+
+
+def test_training_processes_end_with_the_one_that_gives_them_work(tmp_path: Path) -> None:
+    """Killed as hard as can be, in the middle of long runs; what they did until then is saved."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from test_trained_runs import context, job, run_all
+if __name__ == "__main__":
+    sections = dict(length="100000 steps", checkpoint={{"every": "100 %"}}, evaluate="100 %")
+    run_all(context(Path({str(tmp_path)!r}), jobs=2), [job("a", **sections), job("b", seed=1, **sections)])
+"""
+    (tmp_path / "program.py").write_text(program)
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "program.py")])
+    try:
+        _wait_for(lambda: len(list(tmp_path.glob("work/*/log.csv"))) == 2)
+        children = [int(pid) for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()]
+        children = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+        assert len(children) == 2
+    finally:
+        parent.kill()
+        parent.wait()
+    _wait_for(lambda: len(list(tmp_path.glob("work/*/step-*/manifest.json"))) == 2)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)  # it has nothing to do any more, and would wait a minute
+
+
+def _wait_for(what: Callable[[], bool]) -> None:
+    until = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+def test_a_signal_ends_it_with_the_code_of_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise Stopped("SIGTERM after step 2 of 4", 143)
+
+    monkeypatch.setattr(trained_runs, "train", stopped)
+    with pytest.raises(Stopped) as found:
+        run_all(context(tmp_path), [job()])
+    assert pickle.loads(pickle.dumps(found.value)).code == 143  # as it comes out of a process
+    monkeypatch.setattr("leadline.reproduce.run_entries", stopped)
+    assert CliRunner().invoke(app, ["reproduce", "hop-skipless"]).exit_code == 143
+
+
+def test_a_record_that_finds_no_room_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trained_runs.os, "replace", full)
+    with pytest.raises((LeadlineError, Stopped), match="No space left on device"):
+        run_all(context(tmp_path), [job()])
 
 
 def test_a_run_that_diverges_is_a_record(tmp_path: Path) -> None:

@@ -126,6 +126,28 @@ def test_cure_folder_of_our_own_model(tmp_path):
     assert torch.equal(ll.models.load(tmp_path / "cured")(ids), cure(model, **ALL)(ids))
 
 
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_cure_that_finds_no_room_is_one_line_and_leaves_nothing(ours, tmp_path, monkeypatch):
+    if ours:
+        ll.create_model("gpt2_small", dim=8, heads=2, depth=2, vocab_size=31, max_tokens=9).save(tmp_path / "plain")
+    else:
+        zoo.gpt2().save_pretrained(tmp_path / "plain")
+    (tmp_path / "plain" / "tokenizer.json").write_text("{}")
+
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copy2", full)
+        with pytest.raises(LeadlineError, match=r"cured cannot be written \(No space left on device\); give another"):
+            cure_folder(tmp_path / "plain", tmp_path / "cured", **ALL)
+    assert list((tmp_path / "cured").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LeadlineError, match=r"cannot be written \(Not a directory\)"):
+        cure_folder(tmp_path / "plain", tmp_path / "file" / "x", **ALL)
+    cure_folder(tmp_path / "plain", tmp_path / "cured", **ALL)
+
+
 def test_a_cure_that_our_model_has_already_is_refused(tmp_path):
     small = {"depth": 1, "dim": 16, "heads": 2, "image_size": 16, "patch_size": 8}
     ll.create_model("vit_tiny", attention="hopfield", **small).save(tmp_path / "cured")  # .5 and .5 unless given

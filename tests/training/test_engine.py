@@ -1,9 +1,12 @@
 """The loop against plain torch, and against itself when it is interrupted."""
 
 import csv
+import io
 import json
+import multiprocessing
 import os
 import signal
+import time
 import warnings
 
 import pytest
@@ -18,7 +21,8 @@ from leadline.errors import LeadlineError
 from leadline.training import Stopped, checkpoint, find_checkpoint, train
 from leadline.training.distributed import join
 from leadline.training.engine import prepare_step
-from leadline.training.logs import Logs
+from leadline.training.folder import alone
+from leadline.training.logs import Listener, Logs
 from leadline.training.optimizer import undecayed
 from leadline.training.schedule import LearningRate
 
@@ -180,7 +184,7 @@ FULL = {
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_step_saves_and_the_same_run_goes_on(tmp_path, number):
     train(toy_recipe(tmp_path / "calm", **FULL), make_task=ToyTask)
     handlers = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
@@ -193,6 +197,70 @@ def test_a_signal_ends_the_step_saves_and_the_same_run_goes_on(tmp_path, number)
     train(recipe, make_task=ToyTask)
     assert_same_run(tmp_path / "calm", tmp_path / "torn")
     assert log_of_probe(tmp_path / "calm") == log_of_probe(tmp_path / "torn")
+
+
+def test_a_run_under_nohup_goes_on_without_its_terminal(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        task = type("Task", (Interrupted,), {"number": signal.SIGHUP})
+        assert train(toy_recipe(tmp_path), make_task=task)["steps"] == 12
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path):
+    class Twice(ToyTask):
+        def loss(self, model, batch, carry):
+            with pytest.raises(LeadlineError, match=r"another process is training in .*; wait for it"):
+                train(toy_recipe(tmp_path), make_task=ToyTask)
+            return super().loss(model, batch, carry)
+
+    assert train(toy_recipe(tmp_path, length="4 steps"), make_task=Twice)["steps"] == 4
+    assert train(toy_recipe(tmp_path, length="5 steps"), make_task=ToyTask)["steps"] == 5
+
+
+def test_a_child_that_lives_on_does_not_hold_the_folder(tmp_path):
+    def live(begun):
+        begun.set()
+        time.sleep(60)
+
+    fork = multiprocessing.get_context("fork")
+    begun = fork.Event()
+    with alone(tmp_path):
+        child = fork.Process(target=live, args=(begun,), daemon=True)
+        child.start()
+        assert begun.wait(60)
+    with alone(tmp_path):
+        assert child.is_alive()
+    child.kill()
+
+
+@pytest.mark.parametrize("gone", [BrokenPipeError(32, "Broken pipe"), OSError(5, "Input/output error")])
+def test_a_run_goes_on_when_nobody_listens(tmp_path, gone):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise gone
+
+    console = Listener(file=Closed())
+    assert train(toy_recipe(tmp_path), console=console, make_task=ToyTask)["steps"] == 12
+    assert console.quiet
+
+
+def test_a_log_that_is_no_log_is_no_obstacle(tmp_path):
+    train(toy_recipe(tmp_path, length="8 steps"), make_task=ToyTask)
+    (tmp_path / "log.csv").write_bytes(b"steps,x\n\xff\xfe,1\n")
+    assert train(toy_recipe(tmp_path), make_task=ToyTask)["steps"] == 12
+
+
+def test_a_disk_too_full_to_begin_with_is_one_line(tmp_path, monkeypatch):
+    train(toy_recipe(tmp_path, length="8 steps"), make_task=ToyTask)
+
+    def full(file, step):
+        raise OSError(28, "No space left on device", str(file))
+
+    monkeypatch.setattr("leadline.training.logs.cut", full)
+    with pytest.raises(Stopped, match=r"No space left on device \(.*log.csv\); the last checkpoint: .*step-000008;"):
+        train(toy_recipe(tmp_path), make_task=ToyTask)
 
 
 def test_a_run_that_died_before_its_first_checkpoint_begins_again(tmp_path):
@@ -299,8 +367,29 @@ def test_an_evaluation_that_cannot_be_made_loses_nothing(tmp_path):
             raise LeadlineError("image 3 cannot be read")
 
     with pytest.raises(LeadlineError, match="image 3 cannot be read"):
+        train(toy_recipe(tmp_path / "torn"), make_task=Broken)
+    assert find_checkpoint(tmp_path / "torn", "last").step == 6
+    with pytest.raises(LeadlineError, match="image 3 cannot be read"):  # it is owed, and made before the next step
+        train(toy_recipe(tmp_path / "torn"), make_task=Broken)
+    assert find_checkpoint(tmp_path / "torn", "last").step == 6
+    train(toy_recipe(tmp_path / "torn"), make_task=ToyTask)
+    train(toy_recipe(tmp_path / "calm"), make_task=ToyTask)
+    assert_same_run(tmp_path / "calm", tmp_path / "torn")
+    logs = [(tmp_path / run / "evaluation.csv").read_text() for run in ("calm", "torn")]
+    assert logs[0] == logs[1]
+
+
+def test_data_that_fail_at_once_leave_the_checkpoint_its_score(tmp_path):
+    class Broken(ToyTask):
+        def loss(self, model, batch, carry):
+            raise LeadlineError("a data worker ended")
+
+    train(toy_recipe(tmp_path, length="6 steps"), make_task=ToyTask)
+    before = find_checkpoint(tmp_path, "best").state
+    assert before["score"] is not None
+    with pytest.raises(LeadlineError, match="a data worker ended"):
         train(toy_recipe(tmp_path), make_task=Broken)
-    assert find_checkpoint(tmp_path, "last").step == 6
+    assert find_checkpoint(tmp_path, "best").state == before
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_left_as_it_is(tmp_path):
