@@ -32,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leadline.machine import processor, versions
 from leadline.reproduce.trained_language_depth import ARMS
 from leadline.training import load_recipe
 from leadline.training.distributed import join
@@ -192,7 +193,6 @@ def main() -> None:
         found = measure(steps, options)
     tokens = options.batch * options.tokens
     middle = {name: statistics.median(times) for name, times in found.items()}
-    hardware = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     against = ("pre-norm",) if options.deep else ("plain", "standard")
     rows = [
         {
@@ -205,8 +205,8 @@ def main() -> None:
         for name in found
     ]
     result = {
-        "hardware": hardware,
-        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda},
+        "hardware": torch.cuda.get_device_name() if options.device == "cuda" else processor(),
+        "versions": {**versions(), "cuda": torch.version.cuda},
         "command": " ".join(["python", "benchmarks/language.py", *sys.argv[1:]]),
         "rows": rows,
     }

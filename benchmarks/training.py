@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import shlex
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leadline import create_model
+from leadline.machine import versions
 from leadline.reproduce.trained_depth80 import ARMS, ENTRY, recipe
 from leadline.training import load_recipe, parse_recipe
 from leadline.training.distributed import join
@@ -144,7 +143,7 @@ def main() -> None:
         raise SystemExit("this needs a GPU")
     result: dict[str, Any] = {
         "hardware": torch.cuda.get_device_name(),
-        "versions": {"torch": str(torch.__version__), "timm": version("timm"), "python": platform.python_version()},
+        "versions": versions("timm"),
         "command": shlex.join(["python", "benchmarks/training.py", *sys.argv[1:]]),
     }
     if options.recipe is not None:

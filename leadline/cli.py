@@ -414,7 +414,7 @@ def reproduce(
             table.add_row(name, title)
         console.print(table)
         return
-    with _may_stop(console):
+    with _may_stop(Console(stderr=True)):
         holds = run_entries(
             ids,
             out,

@@ -1,4 +1,4 @@
-"""Where it runs: on a GPU if there is one or where the caller says, what to call that, and what may end it."""
+"""Where it runs: on which device, among which other processes, ended by what, and what to call it in a result."""
 
 from __future__ import annotations
 
@@ -27,6 +27,19 @@ def choose_device(given: str | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= found:
         raise LeadlineError(f"device is {given!r} and torch finds {found} GPU(s) here, counted from 0; give 'cuda'")
     return device
+
+
+def lock(opened: int, wait: bool) -> bool:
+    """Whether an open file or folder is ours alone among the processes; where there are no locks it counts as that."""
+    try:
+        import fcntl
+
+        fcntl.flock(opened, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return True
+    return True
 
 
 def versions(*packages: str) -> dict[str, str]:

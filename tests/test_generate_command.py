@@ -223,6 +223,7 @@ def test_memory_may_be_longer_in_evaluation(tmp_path, monkeypatch):
         ),
         (lambda p: (saved(p), build(vocab_size=9).save(p), p)[2], "they do not belong together"),
         (lambda p: ((p / "config.json").write_text("{"), p)[1], "config.json cannot be read"),
+        (lambda p: ((p / "config.json").write_text("[]"), p)[1], "config.json holds a list; a model's is a mapping"),
         (lambda p: ((p / "config.json").write_text("{}"), p)[1], "cannot be loaded by transformers"),
     ],
 )

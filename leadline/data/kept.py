@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from leadline.errors import LeadlineError
+from leadline.machine import lock
 
 
 def cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:
@@ -63,11 +64,6 @@ def _to_disk(folder: Path) -> None:
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
     """One process makes a cache, the others wait for it; where there are no such locks, each makes its own."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
     with file.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        lock(held.fileno(), wait=True)
         yield

@@ -16,7 +16,7 @@ _REDUNDANT = 0.05  # ||Y - X|| / ||X||
 _MOVED = 0.05  # of similarity, or of entropy's share
 _UNMOVED = 0.01
 _AS_GOOD = 0.1
-TREND_BLOCKS = 8  # fewer show no trend: over 4, the depth it leads to moves by a factor of 70 from sample to sample
+TREND_BLOCKS = 8  # fewer show no trend: where it leads differs many times over from sample to sample
 _FAR = 10  # times its depth; no prediction beyond
 
 

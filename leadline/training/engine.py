@@ -81,6 +81,7 @@ class Run:
         self.since = 0  # steps since the figures were last read
         self.watched: dict[str, float] | None = None  # figures of the last evaluation
         self.owed = False  # the evaluation of the last step failed
+        self.saved = 0  # step of the newest checkpoint
 
     def go(self) -> dict[str, Any]:
         with ExitStack() as held, self._explained():
@@ -137,7 +138,7 @@ class Run:
         if self.owed:
             self._judge(start, True, True)
         for number in range(start, self.total):
-            self._train(number, start)
+            self._train(number)
             done, last = number + 1, number + 1 == self.total
             self.since += 1
             due = {name: bool(every) and (done % every == 0 or last) for name, every in self.every.items()}
@@ -158,12 +159,12 @@ class Run:
                     128 + stop,
                 )
 
-    def _train(self, number: int, start: int) -> None:
+    def _train(self, number: int) -> None:
         """A step; where its data fail, for example by an image that cannot be read, what was done is saved."""
         try:
             self.step(number)
         except LeadlineError:
-            if self.processes.world == 1 and number > start:
+            if self.processes.world == 1 and number > self.saved:
                 self._check()
                 self._save(number, None)
             raise
@@ -261,6 +262,7 @@ class Run:
     def _save(self, done: int, score: float | None) -> None:
         facts = {"score": score, "best": self.best, "seconds": self._seconds(), "since": self.since, "owed": self.owed}
         state.save(self.step, self.out, done, facts)
+        self.saved = done
 
     def _resume(self, held: ExitStack) -> int:
         """Take up the newest whole checkpoint in ``out``; returns the number of steps that are done."""
@@ -289,7 +291,7 @@ class Run:
             return 0
         facts = state.load(self.step, saved)
         self.seconds, self.best, self.since = facts["seconds"], facts["best"], facts["since"]
-        self.owed = facts.get("owed", False)
+        self.owed, self.saved = facts.get("owed", False), facts["step"]
         if self.processes.main:
             line = f"going on after step {facts['step']} of {self.total}, from {self.out}"
             self.console.print(line + self._stretched(before, facts["step"]), soft_wrap=True, highlight=False)

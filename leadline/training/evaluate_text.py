@@ -99,9 +99,7 @@ def evaluate_text(
 def _state(place: Path) -> dict[str, Any]:
     """What the checkpoint knows of its run; nothing for a model that was saved by itself."""
     file = next((home / STATE for home in (place, place.parent) if (home / STATE).is_file()), None)
-    if file is None:
-        return {}
-    return check(file.parent).state
+    return {} if file is None else check(file.parent).state
 
 
 def _corpus(data: str | os.PathLike[str] | None, settings: TextData | None) -> Corpus:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from leadline.errors import LeadlineError
+from leadline.machine import lock
 from leadline.training.checkpoint import write_json
 from leadline.training.recipe import Recipe, parse_recipe
 from leadline.training.stop import Stopped
@@ -52,7 +53,7 @@ def alone(out: Path) -> Iterator[None]:
         raise LeadlineError(f"out={out} cannot be used ({error}); give another folder") from error
     _held.add(held)
     try:
-        if _taken(held):
+        if not lock(held, wait=False):
             raise LeadlineError(f"another process is training in {out}; wait for it, or give another out=")
         yield
     finally:
@@ -70,18 +71,6 @@ def _let_go() -> None:
 _held: set[int] = set()  # folders, as open files
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_go)
-
-
-def _taken(folder: int) -> bool:
-    try:
-        import fcntl
-
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
-    return False
 
 
 def claim(out: Path, recipe: Recipe) -> None:

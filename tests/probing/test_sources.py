@@ -95,6 +95,8 @@ def test_timm_names():
     assert len(model.blocks) == 1
     with pytest.raises(LeadlineError, match="did you mean vit_tiny_patch16_224 or "):
         open_model("timm:vit_tiny_patch16_225")
+    with pytest.raises(LeadlineError, match="did you mean vit_tiny_patch16_224 or "):
+        open_model("timm:vit_tiny")
     with pytest.raises(LeadlineError, match="takes no depth"):
         open_model("timm:resnet18", depth=3)
 
@@ -184,3 +186,9 @@ def test_a_folder_with_a_tokenizer_reads_our_text(tmp_path):
 def test_bad_words(call, message):
     with pytest.raises(LeadlineError, match=message):
         call()
+
+
+def test_a_config_that_is_no_text_is_one_line(tmp_path):
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe{")
+    with pytest.raises(LeadlineError, match=r"is no checkpoint: it has no readable config\.json"):
+        open_model(str(tmp_path))

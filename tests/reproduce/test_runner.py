@@ -287,6 +287,19 @@ def test_claims() -> None:
         Claim("x", "shape", float("nan"), None, "", True)
 
 
+def test_tables_that_find_no_room_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    entry, _ = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(store.os, "replace", full)
+        with pytest.raises(LeadlineError, match=r"one cannot be written \(No space left on device\); make room"):
+            run([entry], tmp_path)
+    assert store.read(tmp_path / "one") is None
+    assert run([entry], tmp_path)[0]
+
+
 def test_page(tmp_path: Path) -> None:
     good, _ = make("good")
     bad, _ = make("bad", shape=False)

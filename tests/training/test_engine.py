@@ -1,6 +1,7 @@
 """The loop against plain torch, and against itself when it is interrupted."""
 
 import csv
+import dataclasses
 import io
 import json
 import multiprocessing
@@ -20,7 +21,7 @@ from leadline.data.base import mix_seed
 from leadline.errors import LeadlineError
 from leadline.training import Stopped, checkpoint, find_checkpoint, train
 from leadline.training.distributed import join
-from leadline.training.engine import prepare_step
+from leadline.training.engine import Run, prepare_step
 from leadline.training.folder import alone
 from leadline.training.logs import Listener, Logs
 from leadline.training.optimizer import undecayed
@@ -381,15 +382,42 @@ def test_an_evaluation_that_cannot_be_made_loses_nothing(tmp_path):
 
 def test_data_that_fail_at_once_leave_the_checkpoint_its_score(tmp_path):
     class Broken(ToyTask):
-        def loss(self, model, batch, carry):
-            raise LeadlineError("a data worker ended")
+        left = 6
 
-    train(toy_recipe(tmp_path, length="6 steps"), make_task=ToyTask)
-    before = find_checkpoint(tmp_path, "best").state
-    assert before["score"] is not None
-    with pytest.raises(LeadlineError, match="a data worker ended"):
-        train(toy_recipe(tmp_path), make_task=Broken)
-    assert find_checkpoint(tmp_path, "best").state == before
+        def loss(self, model, batch, carry):
+            if model.training:
+                if not self.left:
+                    raise LeadlineError("a data worker ended")
+                self.left -= 1
+            return super().loss(model, batch, carry)
+
+    at_once = type("AtOnce", (Broken,), {"left": 0})
+    for kind in (Broken, at_once):  # after the step that was evaluated and saved, and after resuming there
+        with pytest.raises(LeadlineError, match="a data worker ended"):
+            train(toy_recipe(tmp_path), make_task=kind)
+        found = find_checkpoint(tmp_path, "best")
+        assert found.step == 6
+        assert found.state["score"] is not None
+
+
+def test_what_another_process_ended_is_one_line(tmp_path):
+    run = Run(toy_recipe(tmp_path), join(toy_recipe(tmp_path)), Listener(), ToyTask)
+    gone = RuntimeError("[gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:1234")
+    with pytest.raises(RuntimeError, match="closed by peer"), run._explained():
+        raise gone
+    run.processes = dataclasses.replace(run.processes, world=2)
+    with pytest.raises(Stopped, match=r"another process .* ended; the last checkpoint: none"), run._explained():
+        raise gone
+    with pytest.raises(RuntimeError, match="out of memory"), run._explained():
+        raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "{"])
+def test_a_damaged_summary_is_written_again(tmp_path, text):
+    first = train(toy_recipe(tmp_path), make_task=ToyTask)
+    (tmp_path / "summary.json").write_text(text)
+    assert train(toy_recipe(tmp_path), make_task=ToyTask)["test_loss"] == first["test_loss"]
+    assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 12
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_left_as_it_is(tmp_path):
