@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+_PATIENCE = 120  # seconds: machines may have other work
 _FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -41,7 +42,7 @@ class _Socket:
     """As much of a web socket (RFC 6455) as the protocol needs: text both ways."""
 
     def __init__(self, port: int, path: str) -> None:
-        self.wire = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self.wire = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE)
         key = base64.b64encode(os.urandom(16)).decode()
         self.wire.sendall(
             f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -115,15 +116,15 @@ class Browser:
     def _address(self) -> tuple[int, str]:
         """Chromium picks a free port and writes it into its folder."""
         file = Path(self.folder, "DevToolsActivePort")
-        end = time.monotonic() + 30
+        end = time.monotonic() + _PATIENCE
         while time.monotonic() < end:
             lines = file.read_text().splitlines() if file.exists() else []
             if len(lines) == 2:
                 return int(lines[0]), lines[1]
-            if self.process.poll() is not None:
-                break
+            if (code := self.process.poll()) is not None:
+                raise RuntimeError(f"Chromium ended by itself, with code {code}")
             time.sleep(0.05)
-        raise RuntimeError("Chromium did not start")
+        raise RuntimeError(f"Chromium did not start in {_PATIENCE} s")
 
     def _event(self, message: dict[str, Any]) -> None:
         what = message["params"]
@@ -173,12 +174,12 @@ class Browser:
             raise RuntimeError(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
 
-    def until(self, true: Any, seconds: float = 30) -> None:
+    def until(self, true: Any) -> None:
         """Wait for a function, or a JavaScript expression, to become true."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + _PATIENCE
         while not (self.run(true) if isinstance(true, str) else true()):
             if time.monotonic() > end:
-                raise TimeoutError(f"still not true after {seconds} s: {true}")
+                raise TimeoutError(f"still not true after {_PATIENCE} s: {true}")
             time.sleep(0.03)
             self.run("0")  # takes in what happened meanwhile
 
