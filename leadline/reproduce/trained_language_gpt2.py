@@ -46,8 +46,8 @@ def run(context: Context) -> Result:
     sizes = {name: setting[name] for name in ("depth", "dim", "heads")}
     recipes = {
         (arm, seed): text_recipe(setting, {"name": "gpt2_small", **sizes, **ARMS[arm]}, seed, setting["lr"])
+        for seed in seeds  # all arms of a seed, then the next: what is cut short compares
         for arm in setting["arms"]
-        for seed in seeds
     }
     found = train_all(context, recipes, "gpt2")
     base = found[STANDARD]
