@@ -2,6 +2,7 @@
 
     python benchmarks/language.py [--batch 12] [--steps 30] [--rounds 5] [--out FILE.json]
     python benchmarks/language.py --deep [--out FILE.json]
+    python benchmarks/language.py --strengths [--out FILE.json]
 
 Three things are timed in turn, round by round, so that a clock that drifts meets all of them:
 
@@ -10,8 +11,9 @@ Three things are timed in turn, round by round, so that a clock that drifts meet
     carried   the same with carried scores, alpha' = .5
 
 With --deep it is recipes/kerneldoc_deep.yaml (48 layers, 16 x 512 tokens) and each arm of `leadline reproduce
-text-depth`, against pre-norm. All in bf16 and compiled, gradients clipped, vocabulary 50,304, batches cut from tokens
-that are in memory. A ratio is meaningful within one run only.
+text-depth`, against pre-norm; with --strengths the GPT-2 Small recipe and each arm of `leadline reproduce hop-table2`,
+against standard attention. All in bf16 and compiled, gradients clipped, vocabulary 50,304, batches cut from tokens that
+are in memory. A ratio is meaningful within one run only.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leadline.machine import processor, versions
-from leadline.reproduce.trained_language_depth import ARMS
+from leadline.reproduce.trained_language_depth import ARMS as NORMS
+from leadline.reproduce.trained_language_gpt2 import ARMS as STRENGTHS
 from leadline.training import load_recipe
 from leadline.training.distributed import join
 from leadline.training.engine import prepare_step
@@ -161,7 +164,9 @@ def measure(steps: dict[str, Callable[[int], None]], options: argparse.Namespace
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--deep", action="store_true", help="the arms of text-depth instead")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--deep", action="store_true", help="the arms of text-depth instead")
+    instead.add_argument("--strengths", action="store_true", help="the arms of hop-table2 instead")
     for name in ("batch", "tokens", "depth", "dim", "heads"):
         parser.add_argument(f"--{name}", type=int, help=f"{SMALL[name]}, with --deep {DEEP[name]}")
     parser.add_argument("--compile", choices=("none", "blocks", "model"), help="model, with --deep blocks")
@@ -182,8 +187,9 @@ def main() -> None:
         need = (options.batch + 2) * options.tokens * 8
         for split in ("train", "valid", "test"):
             (folder / "text" / f"{split}.txt").write_text(line * (need // len(line) + 1))
-        if options.deep:
-            steps = {arm: recipe_step(options, folder, **model) for arm, model in ARMS.items()}
+        if options.deep or options.strengths:
+            arms = NORMS if options.deep else STRENGTHS
+            steps = {arm: recipe_step(options, folder, **model) for arm, model in arms.items()}
         else:
             steps = {
                 "plain": plain_step(options, torch.device(options.device)),
@@ -193,7 +199,7 @@ def main() -> None:
         found = measure(steps, options)
     tokens = options.batch * options.tokens
     middle = {name: statistics.median(times) for name, times in found.items()}
-    against = ("pre-norm",) if options.deep else ("plain", "standard")
+    against = ("plain", "standard") if "plain" in found else (next(iter(found)),)  # of arms the first
     rows = [
         {
             "method": name,

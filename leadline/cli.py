@@ -235,7 +235,7 @@ def cure(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Put a cure into a checkpoint and save it. Probe first: where nothing collapses a cure costs quality."""
+    """Put a cure into a checkpoint and save it. Probe first; a trained model needs training with its cure."""
     from leadline.surgery import cure_folder
 
     with _bars(Console(stderr=True), silent=as_json) as progress:

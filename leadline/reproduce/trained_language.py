@@ -91,27 +91,25 @@ def plus_minus(values: Sequence[float], digits: int = 4) -> str:
     return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
 
 
-def table_of(found: Found, against: str) -> list[dict[str, str]]:
-    """An arm a row: losses, bits per byte, similarity after the last layer, and cost against the arm ``against``."""
+def table_of(context: Context, found: Found, against: str) -> list[dict[str, str]]:
+    """An arm a row: losses, bits per byte, similarity after the last layer; the cost of a step where runs ran alone."""
     speed = {arm: spread([r["steps_per_second"] or 0.0 for r in kept])[0] for arm, kept in found.items()}
     rows = []
     for arm, kept in found.items():
         similarity = [record.layers[-1].similarity for record in kept if record.layers]
-        milliseconds = 1000 / speed[arm] if speed[arm] else math.nan
-        rows.append(
-            {
-                "arm": arm,
-                "validation loss": plus_minus(figure_of(kept, "valid_loss")),
-                "test bits per byte": plus_minus(figure_of(kept, "test_bits_per_byte")),
-                "training loss at the end": plus_minus(
-                    [record["training"][-1]["loss"] for record in kept if not record.diverged]
-                ),
-                "token similarity after the last layer": plus_minus(similarity[:1], 3).partition(" ")[0],
-                "ms a step": f"{milliseconds:.1f}",
-                "cost": f"{speed[against] / speed[arm]:.2f}x" if speed[arm] else "-",
-                "diverged": str(sum(record.diverged for record in kept)),
-            }
-        )
+        row = {
+            "arm": arm,
+            "validation loss": plus_minus(figure_of(kept, "valid_loss")),
+            "test bits per byte": plus_minus(figure_of(kept, "test_bits_per_byte")),
+            "training loss at the end": plus_minus(
+                [record["training"][-1]["loss"] for record in kept if not record.diverged]
+            ),
+            "token similarity after the last layer": plus_minus(similarity[:1], 3).partition(" ")[0],
+        }
+        if context.jobs == 1:
+            row["ms a step"] = f"{1000 / speed[arm]:.1f}" if speed[arm] else "-"
+            row["cost"] = f"{speed[against] / speed[arm]:.2f}x" if speed[arm] else "-"
+        rows.append({**row, "diverged": str(sum(record.diverged for record in kept))})
     return rows
 
 
@@ -182,9 +180,9 @@ def budget_note(context: Context, found: Found, tokens: int) -> str:
     record, seeds = ended[0], len(seeds_of(context))
     steps = record["steps"]
     assert context.text is not None
+    shared = "" if context.jobs == 1 else f", {context.jobs} at a time, so that the speed of one says nothing"
     return (
         f"Each arm: {record['parameters'] / 1e6:.0f} M parameters, {steps} steps of {tokens} tokens "
         f"({steps * tokens / 1e6:.1f} M tokens, {record['epochs']:.1f} epochs of the text, "
-        f"{context.text.resolve().name}), {seeds} seed(s); on {record['device']}, {context.jobs} run(s) at a time, "
-        "which the milliseconds share."
+        f"{context.text.resolve().name}), {seeds} seed{'s' * (seeds > 1)}; on {record['device']}{shared}."
     )

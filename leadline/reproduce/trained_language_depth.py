@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leadline.reproduce.base import Claim, Context, Entry, Result
@@ -33,8 +34,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "alpha": {"norm": "pre", **ALPHA},
     "alpha'": {"norm": "pre", **PRIME},
     "both": {"norm": "pre", **BOTH},
-    "post-norm, alpha": {"norm": "post", **ALPHA},
-    "post-norm, alpha'": {"norm": "post", **PRIME},
 }
 
 
@@ -66,34 +65,48 @@ def run(context: Context) -> Result:
             {(arm, seed): recipe(arm, seed, rates[arm], **change) for arm in setting["elsewhere"] for seed in seeds},
             f"text depth, {place}",
         )
-        for place, change in (
-            (f"{setting['shallow']} layers", {"depth": setting["shallow"]}),
-            (setting["brief"], {"length": setting["brief"]}),
-        )
+        for place, change in setting["places"].items()
     }
     by_norm = "; ".join(f"{norm}-norm {' or '.join(f'{lr:g}' for lr in some)}" for norm, some in setting["lrs"].items())
     notes = [
         f"Validation loss against pre-norm: {_gaps(found)}.",
         *(f"The same with {place}: {_gaps(some)}." for place, some in elsewhere.items()),
-        f"Learning rates, the better of two ({by_norm}) by the validation loss of the first seed, which counts below "
-        "too: " + ", ".join(f"{arm} {lr:g}" for arm, lr in rates.items()) + ".",
+        f"Learning rates, the best ({by_norm}) by the validation loss of the first seed, which counts below "
+        "too: " + ", ".join(f"{arm} {lr:g}" for arm, lr in rates.items()) + _at_the_edge(rates, lrs),
+        *_by_rate(tried, lrs),
         "De-escalation takes the mean of the tokens before each one out of the FFN's input (tau 1), of a post-norm "
         "decoder, as TSE's figure 7 does without regard to the future. Alpha and alpha' are .5 where they are on.",
         budget_note(context, found, setting["tokens"] * setting["batch"]),
     ]
+    there = [{"place": place, **row} for place, some in elsewhere.items() for row in runs_table(some, seeds)]
     tables = {
         "runs": runs_table(found, seeds),
         "rates": runs_table(tried, [context.seed]),
-        "elsewhere": [{"place": place, **row} for place, some in elsewhere.items() for row in runs_table(some, seeds)],
+        **({"elsewhere": there} if there else {}),
         "curves": curves_table(found, seeds),
         "layers": layers_table(found),
     }
     claims = [*_claims(found), *reported(found)]
-    return Result(claims, tables, lambda: curves_figure(found), notes, shown=table_of(found, "pre-norm"))
+    return Result(claims, tables, lambda: curves_figure(found), notes, shown=table_of(context, found, "pre-norm"))
 
 
 def _gaps(found: Found) -> str:
     return "; ".join(said(arm, kept, found["pre-norm"]) for arm, kept in found.items() if arm != "pre-norm")
+
+
+def _at_the_edge(rates: Mapping[str, float], lrs: Mapping[str, Sequence[float]]) -> str:
+    highest = [arm for arm, lr in rates.items() if lr == max(lrs[arm])]
+    return f"; a higher one than was tried may be better for {', '.join(highest)}." if highest else "."
+
+
+def _by_rate(tried: Found, lrs: Mapping[str, Sequence[float]]) -> list[str]:
+    """How the arms compare with pre-norm at each of its rates."""
+    found = []
+    for lr in lrs["pre-norm"]:
+        base = tried[f"pre-norm, lr {lr:g}"]
+        gaps = [said(arm, tried[f"{arm}, lr {lr:g}"], base) for arm in lrs if arm != "pre-norm" and lr in lrs[arm]]
+        found.append(f"Against pre-norm at {lr:g}, first seed: {'; '.join(gaps)}.")
+    return found
 
 
 def _loss(found: Found, arm: str) -> float:
@@ -122,11 +135,15 @@ ENTRY = Entry(
     run,
     {**TEXT_SETTING, "depth": 48, "dim": 256, "heads": 4, "tokens": 512, "batch": 16, "seeds": 2, "arms": list(ARMS),
      "lrs": {"pre": [1e-3, 3e-4], "post": [3e-4, 1e-4]},
-     "elsewhere": ["pre-norm", "alpha", "alpha'", "both"], "shallow": 12, "compile": "blocks"},
+     "elsewhere": ["pre-norm", "alpha", "alpha'", "both"], "compile": "blocks"},
     group="language",
     text=True,
     budgets={
-        "short": {"length": "2000 steps", "brief": "500 steps", "evaluate": "400 steps"},
-        "full": {"length": "20000 steps", "brief": "5000 steps", "evaluate": "1000 steps"},
+        "short": {"length": "2000 steps", "evaluate": "400 steps", "places": {}},
+        "full": {
+            "length": "20000 steps",
+            "evaluate": "1000 steps",
+            "places": {"12 layers": {"depth": 12}, "5000 steps": {"length": "5000 steps"}},
+        },
     },
 )  # fmt: skip

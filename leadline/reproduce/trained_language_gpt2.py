@@ -81,7 +81,7 @@ def run(context: Context) -> Result:
         "layers": layers_table(found),
         "strengths": _strengths(found) or [{"seed": "", "parameter": "", "mean": "", "least": "", "most": ""}],
     }
-    return Result(claims, tables, lambda: curves_figure(found), notes, shown=table_of(found, STANDARD))
+    return Result(claims, tables, lambda: curves_figure(found), notes, shown=table_of(context, found, STANDARD))
 
 
 def _strengths(found: Found) -> list[dict[str, Any]]:
@@ -113,7 +113,7 @@ ENTRY = Entry(
     group="language",
     text=True,
     budgets={
-        "short": {"length": "2000 steps", "evaluate": "400 steps"},
+        "short": {"length": "2000 steps", "evaluate": "400 steps", "seeds": 2},
         "full": {"length": "100 epochs", "evaluate": "2 epochs"},
     },
 )  # fmt: skip

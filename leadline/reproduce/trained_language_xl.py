@@ -70,7 +70,7 @@ def run(context: Context) -> Result:
         "seeds differ by their initialisation alone.",
     ]
     tables = {"runs": runs_table(found, seeds), "curves": curves_table(found, seeds), "layers": layers_table(found)}
-    return Result(claims, tables, lambda: curves_figure(found), notes, shown=table_of(found, POST))
+    return Result(claims, tables, lambda: curves_figure(found), notes, shown=table_of(context, found, POST))
 
 
 def _claim(name: str, found: Found, ours: str, other: str, slack: float) -> Claim:

@@ -79,8 +79,7 @@ def test_a_deep_decoder_with_the_better_of_two_rates(context):
         arms=arms,
         elsewhere=arms[:1] + arms[3:],
         lrs={"pre": [1e-3, 1e-9], "post": [1e-3, 1e-9]},
-        shallow=1,
-        brief="2 steps",
+        places={"1 layer": {"depth": 1}, "2 steps": {"length": "2 steps"}},
     )
     tried = {row["arm"]: row["valid_loss"] for row in result.tables["rates"]}
     for arm in arms:
@@ -90,6 +89,11 @@ def test_a_deep_decoder_with_the_better_of_two_rates(context):
         assert rows[0]["valid_loss"] == tried[f"{arm}, lr {better}"]
     assert len(list((made.out / "runs").glob("*.json"))) == 2 * 4 + 4 + 2 * 2 * 2
     assert {row["arm"] for row in result.tables["layers"]} == set(arms)
+    assert [row["place"] for row in result.tables["elsewhere"]] == ["1 layer"] * 4 + ["2 steps"] * 4
+    for lr in ("0.001", "1e-09"):
+        gap = tried[f"both, lr {lr}"] - tried[f"pre-norm, lr {lr}"]
+        (note,) = (note for note in result.notes if note.startswith(f"Against pre-norm at {lr}, first seed: "))
+        assert f"both {gap:+.4f} nats" in note
     assert len(result.shown) == 4
     kept = {path: path.stat().st_mtime_ns for path in (made.out / "runs").iterdir()}
     assert entry.run(made).tables["runs"] == result.tables["runs"]  # nothing is trained again
