@@ -9,7 +9,6 @@ from leadline.errors import LeadlineError
 from leadline.nn import HopfieldAttention
 from leadline.ops import packed_attention
 from leadline.ops.backends import use_backend
-from leadline.ops.packed import fused
 
 HALVES = [dtype for dtype in TOLERANCE if dtype != torch.float32]
 SHAPES = [(1, 1, 1, 16), (2, 17, 2, 24), (1, 64, 3, 16), (1, 70, 1, 16)]  # B, N, H, D
@@ -95,5 +94,6 @@ def test_a_wrong_shape_is_one_clear_line():
 def test_the_custom_operators_are_well_formed():
     qkv, d_out = draw(1, 16, 1, 16)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(fused._forward_op, (qkv, False), test_utils=checks)
-    torch.library.opcheck(fused._backward_op, (qkv.detach(), d_out, False), test_utils=checks[:2])
+    packed_attention(qkv, backend="fused")  # makes them
+    torch.library.opcheck(torch.ops.leadline.packed_forward, (qkv, False), test_utils=checks)
+    torch.library.opcheck(torch.ops.leadline.packed_backward, (qkv.detach(), d_out, False), test_utils=checks[:2])

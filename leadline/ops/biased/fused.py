@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from leadline.ops.biased import kernels
+from leadline.ops.operator import operator
 
 BLOCK = 64  # queries and keys of a program's block of scores
 
@@ -30,8 +31,7 @@ def biased_attention(
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     bias = bias[(None,) * (4 - bias.ndim)].expand(-1, -1, q.shape[2], k.shape[2])
     padding = None if mask is None else mask[:, 0, 0].contiguous()
-    run = _forward_op if torch.compiler.is_compiling() else _Attention.apply  # a custom operator costs time to call
-    out, _ = run(q, k, v, bias, padding, seed, causal, dropout, scale)
+    out, _ = _attention(q, k, v, bias, padding, seed, causal, dropout, scale)
     return out
 
 
@@ -125,45 +125,13 @@ def _arguments(q_shape, k_shape, bias, strides):  # type: ignore[no-untyped-def]
     return (H, H // k_shape[1], M, N), (*(s for x in qkv for s in x[:3]), *of_bias), grid
 
 
-class _Attention(torch.autograd.Function):
-    """The same in eager mode."""
-
-    @staticmethod
-    def forward(ctx, *inputs):  # type: ignore[no-untyped-def]
-        output = _forward(*inputs)
-        _remember(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    def backward(ctx, d_out, _):  # type: ignore[no-untyped-def]
-        return _differentiate(ctx, d_out, _backward)
-
-
 def _remember(ctx, inputs, output):  # type: ignore[no-untyped-def]
     *tensors, causal, dropout, scale = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.options = (causal, dropout, scale)
 
 
-_forward_op = torch.library.custom_op("leadline::biased_forward", _forward, mutates_args=())
-_backward_op = torch.library.custom_op("leadline::biased_backward", _backward, mutates_args=())
-
-
-@_forward_op.register_fake
-def _(q, k, v, bias, mask, seed, causal, dropout, scale):  # type: ignore[no-untyped-def]
-    return _outputs(q)
-
-
-@_backward_op.register_fake
-def _(d_out, q, k, v, bias, mask, seed, out, lse, causal, dropout, scale, wanted):  # type: ignore[no-untyped-def]
-    dq, _, _, d_bias = _gradients(q, k, bias, wanted)
-    return dq, k.new_empty(k.shape), k.new_empty(k.shape), d_bias
-
-
-_forward_op.register_autograd(lambda ctx, d_out, _: _differentiate(ctx, d_out, _backward_op), setup_context=_remember)
-
-
-def _differentiate(ctx, d_out, backward):  # type: ignore[no-untyped-def]
+def _differentiate(ctx, backward, d_out, _):  # type: ignore[no-untyped-def]
     d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
     wanted = ctx.needs_input_grad[3]
     dq, dk, dv, d_bias = backward(d_out, *ctx.saved_tensors, *ctx.options, wanted)
@@ -180,6 +148,23 @@ def _gradients(q: Tensor, k: Tensor, bias: Tensor, wanted: bool) -> tuple[Tensor
     """dk and dv have a head for each query head; those that share keys are added up in the end."""
     dk, dv = (k.new_empty(k.shape[0], q.shape[1], *k.shape[2:]) for _ in range(2))
     return q.new_empty(q.shape), dk, dv, bias.new_empty(bias.shape if wanted else 0)
+
+
+def _reduced(d_out, q, k, v, bias, mask, seed, out, lse, causal, dropout, scale, wanted):  # type: ignore[no-untyped-def]
+    """Empty results of ``_backward``."""
+    dq, _, _, d_bias = _gradients(q, k, bias, wanted)
+    return dq, k.new_empty(k.shape), k.new_empty(k.shape), d_bias
+
+
+_attention = operator(
+    "biased",
+    _forward,
+    _backward,
+    remember=_remember,
+    differentiate=_differentiate,
+    outputs=lambda q, k, v, bias, mask, seed, causal, dropout, scale: _outputs(q),
+    gradients=_reduced,
+)
 
 
 def _constants(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[object, ...]:

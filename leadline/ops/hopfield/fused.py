@@ -14,6 +14,7 @@ from leadline.ops import backends
 from leadline.ops.hopfield import fused_kernels as kernels
 from leadline.ops.hopfield.reference import check_heads, check_start
 from leadline.ops.launch import Launch
+from leadline.ops.operator import operator
 
 TILE = 64
 WARPS, STAGES = 4, 3  # the best of a sweep on an H200, see docs/kernels.md; a tile is laid out for 4 warps
@@ -71,9 +72,8 @@ def hopfield_attention(
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     before = None if state is None else state[0]
     padding = None if mask is None else mask[:, 0, 0].contiguous()
-    run = _forward_op if torch.compiler.is_compiling() else _Attention.apply  # a custom operator costs time to call
     options = (strength, start == "scores", causal, dropout, scale, learned)
-    out, new, _ = run(q, k, v, per_head, before, padding, seed, *options)
+    out, new, _ = _attention(q, k, v, per_head, before, padding, seed, *options)
     return out, (new,)
 
 
@@ -198,20 +198,6 @@ def _backward_launches(
     )
 
 
-class _Attention(torch.autograd.Function):
-    """The same in eager mode."""
-
-    @staticmethod
-    def forward(ctx, *inputs):  # type: ignore[no-untyped-def]
-        output = _forward(*inputs)
-        _remember(ctx, inputs, output)
-        return output
-
-    @staticmethod
-    def backward(ctx, d_out, d_state, _):  # type: ignore[no-untyped-def]
-        return _differentiate(ctx, d_out, d_state, _backward)
-
-
 def _remember(ctx, inputs, output):  # type: ignore[no-untyped-def]
     q, k, v, per_head, before, mask, seed, *options = inputs
     ctx.save_for_backward(q, k, v, per_head, before, mask, seed, *output)
@@ -219,32 +205,7 @@ def _remember(ctx, inputs, output):  # type: ignore[no-untyped-def]
     ctx.set_materialize_grads(False)
 
 
-_forward_op = torch.library.custom_op("leadline::hopfield_forward", _forward, mutates_args=())
-_backward_op = torch.library.custom_op("leadline::hopfield_backward", _backward, mutates_args=())
-
-
-@_forward_op.register_fake
-def _(q, k, v, per_head, before, mask, seed, strength, whole, causal, dropout, scale, learned):  # type: ignore[no-untyped-def]
-    return _outputs(q, causal)
-
-
-@_backward_op.register_fake
-def _(d_out, d_state, q, k, v, per_head, before, mask, seed, out, state, lse, *options):  # type: ignore[no-untyped-def]
-    dq, dk, dv, grad, d_strength = _gradients(q, state)
-    if options[-1]:  # learned
-        d_strength = q.new_empty(q.shape[1], dtype=torch.float32)
-    if k.shape != q.shape:
-        dk, dv = (q.new_empty(B, N, k.shape[1], D).transpose(1, 2) for B, _, N, D in (q.shape, q.shape))
-    return dq, dk, dv, grad, d_strength
-
-
-_forward_op.register_autograd(
-    lambda ctx, d_out, d_state, _: _differentiate(ctx, d_out, d_state, _backward_op),
-    setup_context=_remember,
-)
-
-
-def _differentiate(ctx, d_out, d_state, backward):  # type: ignore[no-untyped-def]
+def _differentiate(ctx, backward, d_out, d_state, _):  # type: ignore[no-untyped-def]
     q, k, v, per_head, before, mask, seed, out, state, lse = ctx.saved_tensors
     d_out = torch.zeros_like(out) if d_out is None else d_out
     d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
@@ -267,6 +228,27 @@ def _outputs(q: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
 def _gradients(q: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv = (q.new_empty_strided(q.shape, _packed(q.shape)) for _ in range(3))
     return dq, dk, dv, torch.empty_like(state), q.new_empty(0, dtype=torch.float32)
+
+
+def _reduced(d_out, d_state, q, k, v, per_head, before, mask, seed, out, state, lse, *options):  # type: ignore[no-untyped-def]
+    """Empty results of ``_backward``."""
+    dq, dk, dv, grad, d_strength = _gradients(q, state)
+    if options[-1]:  # learned
+        d_strength = q.new_empty(q.shape[1], dtype=torch.float32)
+    if k.shape != q.shape:
+        dk, dv = (q.new_empty(B, N, k.shape[1], D).transpose(1, 2) for B, _, N, D in (q.shape, q.shape))
+    return dq, dk, dv, grad, d_strength
+
+
+_attention = operator(
+    "hopfield",
+    _forward,
+    _backward,
+    remember=_remember,
+    differentiate=_differentiate,
+    outputs=lambda q, k, v, per_head, before, mask, seed, strength, whole, causal, *_: _outputs(q, causal),
+    gradients=_reduced,
+)
 
 
 def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,13 +9,13 @@ import triton
 from torch import Tensor
 
 from leadline.ops.launch import Launch
+from leadline.ops.operator import operator
 from leadline.ops.packed import kernels
 
 
 def packed_attention(qkv: Tensor, causal: bool) -> Tensor:
     """See ``leadline.ops.packed_attention``; qkv is contiguous."""
-    run = _forward_op if torch.compiler.is_compiling() else _Attention.apply  # a custom operator costs time to call
-    return run(qkv, causal)
+    return _attention(qkv, causal)
 
 
 def _forward(qkv: Tensor, causal: bool) -> Tensor:
@@ -47,31 +47,22 @@ def _output(qkv: Tensor) -> Tensor:
     return qkv.new_empty(B, N, H, D)
 
 
-class _Attention(torch.autograd.Function):
-    """The same in eager mode."""
-
-    @staticmethod
-    def forward(ctx, qkv, causal):  # type: ignore[no-untyped-def]
-        _remember(ctx, (qkv, causal), None)
-        return _forward(qkv, causal)
-
-    @staticmethod
-    def backward(ctx, d_out):  # type: ignore[no-untyped-def]
-        return _differentiate(ctx, d_out, _backward)
-
-
 def _remember(ctx, inputs, output):  # type: ignore[no-untyped-def]
     qkv, ctx.causal = inputs
     ctx.save_for_backward(qkv)
 
 
-def _differentiate(ctx, d_out, backward):  # type: ignore[no-untyped-def]
+def _differentiate(ctx, backward, d_out):  # type: ignore[no-untyped-def]
     (qkv,) = ctx.saved_tensors
     return backward(qkv, d_out.contiguous(), ctx.causal), None
 
 
-_forward_op = torch.library.custom_op("leadline::packed_forward", _forward, mutates_args=())
-_backward_op = torch.library.custom_op("leadline::packed_backward", _backward, mutates_args=())
-_forward_op.register_fake(lambda qkv, causal: _output(qkv))
-_backward_op.register_fake(lambda qkv, d_out, causal: torch.empty_like(qkv))
-_forward_op.register_autograd(lambda ctx, d_out: _differentiate(ctx, d_out, _backward_op), setup_context=_remember)
+_attention = operator(
+    "packed",
+    _forward,
+    _backward,
+    remember=_remember,
+    differentiate=_differentiate,
+    outputs=lambda qkv, causal: _output(qkv),
+    gradients=lambda qkv, d_out, causal: torch.empty_like(qkv),
+)
