@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -26,11 +27,14 @@ class DecoderConfig(BlockConfig):
     positions: str = "learned"  # "learned", "sinusoidal", "rotary" or "none"
     rope: dict[str, Any] = field(default_factory=dict)  # rotary settings, see leadline.ops.rotary_frequencies
     embedding_dropout: float = 0.0
+    embedding_scale: float = 1.0  # the token embedding times this enters the first block
     tied: bool = True  # the head is the token embedding
     init: str = "normal"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 0 < self.embedding_scale < math.inf:
+            raise LeadlineError(f"embedding_scale is {self.embedding_scale}; it must be a number above 0, such as 16")
         if not self.causal:
             raise LeadlineError("causal is False; a decoder must not see the future (for an encoder see bert_base)")
 
@@ -65,7 +69,8 @@ class Decoder(Model):
         check_ids(ids, mask, past, self.positions.limit)
         if positions is None:
             positions = torch.arange(past, past + ids.shape[1], device=ids.device)
-        x, rope = self.positions(self.token(ids), positions)
+        x, scale = self.token(ids), self.config.embedding_scale
+        x, rope = self.positions(x if scale == 1 else x * scale, positions)
         return self.norm(self.blocks(self.dropout(x), mask, rope=rope, cache=cache))
 
     def forward(

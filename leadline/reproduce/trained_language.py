@@ -180,9 +180,9 @@ def budget_note(context: Context, found: Found, tokens: int) -> str:
     record, seeds = ended[0], len(seeds_of(context))
     steps = record["steps"]
     assert context.text is not None
-    shared = "" if context.jobs == 1 else f", {context.jobs} at a time, so that the speed of one says nothing"
+    several = f", {context.jobs} at a time (for the cost of a step see benchmarks/language.py)" * (context.jobs > 1)
     return (
         f"Each arm: {record['parameters'] / 1e6:.0f} M parameters, {steps} steps of {tokens} tokens "
         f"({steps * tokens / 1e6:.1f} M tokens, {record['epochs']:.1f} epochs of the text, "
-        f"{context.text.resolve().name}), {seeds} seed{'s' * (seeds > 1)}; on {record['device']}{shared}."
+        f"{context.text.resolve().name}), {seeds} seed{'s' * (seeds > 1)}; on {record['device']}{several}."
     )

@@ -35,16 +35,17 @@ ARMS: dict[str, dict[str, Any]] = {
     "alpha'": {"norm": "pre", **PRIME},
     "both": {"norm": "pre", **BOTH},
 }
+_SIZES: tuple[str, ...] = ("depth", "dim", "heads", "embedding_scale")
 
 
 def run(context: Context) -> Result:
     setting, seeds = context.setting, seeds_of(context)
     arms = {arm: ARMS[arm] for arm in setting["arms"]}
 
-    def recipe(arm: str, seed: int, lr: float, **changes: Any) -> dict[str, Any]:
+    def recipe(arm: str, seed: int, rate: float, **changes: Any) -> dict[str, Any]:
         changed = {**setting, **changes}
-        sizes = {name: changed[name] for name in ("depth", "dim", "heads")}
-        return text_recipe(changed, {"name": "gpt2_small", **sizes, **arms[arm]}, seed, lr)
+        sizes = {name: changed[name] for name in _SIZES if name in changed}
+        return text_recipe(changed, {"name": "gpt2_small", **sizes, **arms[arm]}, seed, changed.get("lr", rate))
 
     lrs = {arm: setting["lrs"][model["norm"]] for arm, model in arms.items()}
     tried = train_all(
@@ -53,20 +54,20 @@ def run(context: Context) -> Result:
         "text depth",
     )
     rates = {arm: min(lrs[arm], key=lambda lr: _loss(tried, f"{arm}, lr {lr:g}")) for arm in arms}
-    rest = train_all(
-        context,
-        {(f"{arm}, lr {rates[arm]:g}", seed): recipe(arm, seed, rates[arm]) for arm in arms for seed in seeds},
-        "text depth",
-    )
-    found: Found = {arm: rest[f"{arm}, lr {rates[arm]:g}"] for arm in arms}
-    elsewhere = {
-        place: train_all(
-            context,
-            {(arm, seed): recipe(arm, seed, rates[arm], **change) for arm in setting["elsewhere"] for seed in seeds},
-            f"text depth, {place}",
-        )
-        for place, change in setting["places"].items()
+    names = {arm: f"{arm}, lr {rates[arm]:g}" for arm in arms}
+    places = {
+        place: {arm: f"{arm} with {place}" for arm in change["arms"]} for place, change in setting["places"].items()
     }
+    wanted = {(names[arm], seed): recipe(arm, seed, rates[arm]) for arm in arms for seed in seeds}
+    wanted |= {
+        (name, seed): recipe(arm, seed, rates[arm], **setting["places"][place])
+        for place, there in places.items()
+        for arm, name in there.items()
+        for seed in seeds
+    }
+    made = train_all(context, wanted, "text depth")
+    found: Found = {arm: made[name] for arm, name in names.items()}
+    elsewhere = {place: {arm: made[name] for arm, name in there.items()} for place, there in places.items()}
     by_norm = "; ".join(f"{norm}-norm {' or '.join(f'{lr:g}' for lr in some)}" for norm, some in setting["lrs"].items())
     notes = [
         f"Validation loss against pre-norm: {_gaps(found)}.",
@@ -134,16 +135,14 @@ ENTRY = Entry(
     "A deep decoder on text: post-norm, pre-norm, de-escalated, alpha, alpha' and both",
     run,
     {**TEXT_SETTING, "depth": 48, "dim": 256, "heads": 4, "tokens": 512, "batch": 16, "seeds": 2, "arms": list(ARMS),
-     "lrs": {"pre": [1e-3, 3e-4], "post": [3e-4, 1e-4]},
-     "elsewhere": ["pre-norm", "alpha", "alpha'", "both"], "compile": "blocks"},
+     "lrs": {"pre": [1e-3, 3e-4], "post": [3e-4, 1e-4]}, "compile": "blocks"},
     group="language",
     text=True,
     budgets={
         "short": {"length": "2000 steps", "evaluate": "400 steps", "places": {}},
-        "full": {
-            "length": "20000 steps",
-            "evaluate": "1000 steps",
-            "places": {"12 layers": {"depth": 12}, "5000 steps": {"length": "5000 steps"}},
-        },
+        "full": {"length": "20000 steps", "evaluate": "1000 steps", "places": {
+            "12 layers": {"arms": ["pre-norm", "alpha", "alpha'", "both"], "depth": 12},
+            "large embeddings": {"arms": ["pre-norm", "alpha", "both"], "embedding_scale": 16.0},
+        }},
     },
 )  # fmt: skip

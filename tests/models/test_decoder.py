@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 
 import leadline as ll
@@ -152,6 +153,21 @@ def test_untied_head():
     model = build(tied=False)
     assert model.head.weight.shape == (29, 12)
     assert model(prompts(False)[0]).shape == (3, 6, 29)
+
+
+def test_scaled_embeddings():
+    """As if the embedding were larger; the head that is tied to it is not."""
+    ids = prompts(False)[0]
+    plain, scaled = (build(tied=False, embedding_scale=scale) for scale in (1.0, 4.0))
+    scaled.load_state_dict(plain.state_dict())
+    assert not torch.allclose(plain(ids), scaled(ids))
+    with torch.no_grad():
+        plain.token.weight *= 4
+    assert torch.equal(plain(ids), scaled(ids))
+    tied = build(embedding_scale=4.0)
+    assert torch.equal(tied(ids), F.linear(tied.encode(ids), tied.token.weight))
+    with pytest.raises(ll.LeadlineError, match="embedding_scale is 0"):
+        build(embedding_scale=0)
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,11 @@ def test_a_deep_decoder_with_the_better_of_two_rates(context):
         context,
         entry,
         arms=arms,
-        elsewhere=arms[:1] + arms[3:],
         lrs={"pre": [1e-3, 1e-9], "post": [1e-3, 1e-9]},
-        places={"1 layer": {"depth": 1}, "2 steps": {"length": "2 steps"}},
+        places={
+            "1 layer": {"arms": ["pre-norm", "both"], "depth": 1},
+            "2 steps": {"arms": ["pre-norm", "both"], "length": "2 steps", "embedding_scale": 4.0, "lr": 1e-2},
+        },
     )
     tried = {row["arm"]: row["valid_loss"] for row in result.tables["rates"]}
     for arm in arms:
