@@ -80,8 +80,13 @@ def random_boxes(
         h0, w0 = height, round(height * ratio[1])
     else:
         h0, w0 = height, width
-    middle = boxes.new_tensor([(height - h0) // 2, (width - w0) // 2, h0, w0])
+    middle = _filled((height - h0) // 2, (width - w0) // 2, h0, w0, device=boxes.device)
     return torch.where(fits.any(-1)[:, None], chosen, middle)
+
+
+def _filled(*numbers: int, device: torch.device) -> Tensor:
+    """These numbers, float32, without a copy from the host, which would wait for all that the device has to do."""
+    return torch.stack([torch.full((), float(number), device=device) for number in numbers])
 
 
 def crop(images: Tensor, draws: Draws, padding: int) -> Tensor:
@@ -108,7 +113,7 @@ def resize(images: Tensor, size: int, box: Tensor | None = None, flip: Tensor | 
     """
     n, _, height, width = images.shape
     if box is None:
-        box = torch.tensor([0.0, 0.0, height, width], device=images.device).expand(n, 4)
+        box = _filled(0, 0, height, width, device=images.device).expand(n, 4)
     vertical = _weights(box[:, 0], box[:, 2], height, size)
     horizontal = _weights(box[:, 1], box[:, 3], width, size)
     if flip is not None:

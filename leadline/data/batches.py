@@ -11,7 +11,7 @@ from leadline.data.augment import Draws, Normalise, crop, draw, resize
 from leadline.data.base import mix_seed
 from leadline.data.cache import Encoded, Pixels
 from leadline.data.draws import generators_kept, reseed
-from leadline.data.plan import DRAWS, ERASE, MIX, Augmentation, Look, Order
+from leadline.data.plan import DRAWS, ERASE, MIX, Augmentation, Look, Order, listed
 from leadline.data.prefetch import Prefetch, Request
 from leadline.data.workers import Augmented, Decoded
 from leadline.errors import LeadlineError, need
@@ -72,9 +72,9 @@ class VisionBatches:
 
     def __call__(self, step: int, micro: int = 0, *, rank: int = 0, world: int = 1) -> dict[str, Tensor]:
         request = Request(step, micro, rank, world)
-        rows = self.order.rows(request, self.mix is not None)
+        places = rows = self.order.rows(request, self.mix is not None)
         if isinstance(rows, Tensor):
-            rows = rows.to(self.device)
+            rows = rows.to(self.device, non_blocking=True)
         index = self.order.of_step(step)[rows]
         labels = self.labels[index]
         if self.images is not None:
@@ -84,7 +84,7 @@ class VisionBatches:
             images = self.prefetch(request)["images"].to(self.device, non_blocking=True)
         pixels = self._shape(images, self._draws(step)[rows] if self.crops else Draws())
         if self.eraser is not None:
-            self._erase(pixels, step, rows)
+            self._erase(pixels, step, listed(places))
         if self.mix is not None:
             with generators_kept():
                 reseed(mix_seed(self.seed, MIX, step))
@@ -112,9 +112,8 @@ class VisionBatches:
         images = crop(images, draws, self.augmentation.padding)
         return self.normalise(images if images.shape[-1] == self.look.size else resize(images, self.look.size))
 
-    def _erase(self, pixels: Tensor, step: int, rows: slice | Tensor) -> None:
+    def _erase(self, pixels: Tensor, step: int, places: list[int]) -> None:
         """timm's random erasing in place; each image has a seed of its own."""
-        places = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
         with generators_kept(self.device):
             for image, place in zip(pixels, places, strict=True):
                 reseed(mix_seed(self.seed, ERASE, step, place), self.device)

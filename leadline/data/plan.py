@@ -81,6 +81,10 @@ class Order:
         return torch.cat((own, self.batch - 1 - own.flip(0)))
 
 
+def listed(rows: slice | Tensor) -> list[int]:
+    return list(range(rows.start, rows.stop)) if isinstance(rows, slice) else rows.tolist()
+
+
 def swept(members: Tensor, batch: int, request: Request) -> tuple[Tensor, Tensor]:
     """The images of a request, and which of them count: behind the end of the split the last one is repeated."""
     first = (request.step * request.world + request.rank) * batch

@@ -46,12 +46,12 @@ class Sweep:
         for step in range(steps):
             request = Request(step, 0, self.rank, self.world)
             index, counts = swept(self.members, self.batch, request)
-            labels = self.labels[index].to(self.device)
+            labels = self.labels[index].to(self.device, non_blocking=True)
             if self.resident is not None:
-                images = self.resident[index.to(self.device)]
+                images = self.resident[index.to(self.device, non_blocking=True)]
             else:
                 assert fetch is not None
                 images = fetch(request)["images"].to(self.device, non_blocking=True)
             if images.shape[-1] != self.look.size:
                 images = resize(images, self.look.size)
-            yield self.normalise(images), labels, counts.to(self.device)
+            yield self.normalise(images), labels, counts.to(self.device, non_blocking=True)

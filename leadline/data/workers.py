@@ -11,7 +11,7 @@ from torch import Tensor
 from leadline.data.base import mix_seed
 from leadline.data.cache import Encoded
 from leadline.data.draws import reseed
-from leadline.data.plan import RAND_AUGMENT, Augmentation, Look, Order, swept
+from leadline.data.plan import RAND_AUGMENT, Augmentation, Look, Order, listed, swept
 from leadline.data.prefetch import Request, stack
 from leadline.data.sets import decode
 from leadline.errors import LeadlineError, need
@@ -33,7 +33,7 @@ class Augmented:
         self.transform = rand_augment(str(self.augmentation.rand_augment), self.size)
 
     def __call__(self, request: Request) -> dict[str, Tensor]:
-        places = _places(self.order.rows(request, self.augmentation.mixes))
+        places = listed(self.order.rows(request, self.augmentation.mixes))
         index = self.order.of_step(request.step)
         from_array = need("PIL.Image", "data").fromarray
         found = []
@@ -81,7 +81,7 @@ class Decoded:
     def __call__(self, request: Request) -> dict[str, Tensor]:
         index = self.order.of_step(request.step)
         found = []
-        for place in _places(self.order.rows(request, self.augmentation.mixes)):
+        for place in listed(self.order.rows(request, self.augmentation.mixes)):
             encoded, where = self.images.read(int(index[place]))
             image = decode(encoded, where)
             reseed(mix_seed(self.seed, RAND_AUGMENT, request.step, place))
@@ -97,10 +97,6 @@ def _apply(transform: Any, image: Any, augmentation: Augmentation) -> Any:
             f"augment.rand_augment is {augmentation.rand_augment!r}, which fails on an image ({error}); "
             "take another magnitude, such as rand-m9-mstd0.5"
         ) from error
-
-
-def _places(rows: slice | Tensor) -> list[int]:
-    return list(range(rows.start, rows.stop)) if isinstance(rows, slice) else rows.tolist()
 
 
 def rand_augment(name: str, size: int) -> Any:

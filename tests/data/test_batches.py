@@ -228,3 +228,21 @@ def test_on_a_gpu(images: Pixels) -> None:
     ends = [make(images, Augmentation(flip=True, crop="pad"), device=gpu)(step)["pixels"] for step in (2, 2, 3)]
     assert torch.equal(ends[0], ends[1])
     assert not torch.equal(ends[0], ends[2])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize(
+    "augmentation", [Augmentation(), Augmentation(flip=True, crop="pad"), FULL], ids=["none", "pad", "full"]
+)
+def test_no_batch_waits_for_the_gpu(images: Pixels, augmentation: Augmentation, accumulate: int) -> None:
+    batches = make(images, augmentation, device=torch.device("cuda"), accumulate=accumulate, workers=1)
+    for micro in range(accumulate):
+        batches(0, micro)  # begins the workers and the epoch
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for micro in range(accumulate):
+            batches(1, micro)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
