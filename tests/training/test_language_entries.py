@@ -79,8 +79,14 @@ def test_a_deep_decoder_with_the_better_of_two_rates(context):
         arms=arms,
         lrs={"pre": [1e-3, 1e-9], "post": [1e-3, 1e-9]},
         places={
-            "1 layer": {"arms": ["pre-norm", "both"], "depth": 1},
-            "2 steps": {"arms": ["pre-norm", "both"], "length": "2 steps", "embedding_scale": 4.0, "lr": 1e-2},
+            "1 layer": {"arms": ["pre-norm", "both"], "depth": 1, "embedding_scale": 4.0},
+            "bytes": {
+                "arms": ["pre-norm", "both"],
+                "tokenizer": "byte",
+                "vocab_size": None,
+                "lr": 1e-2,
+                "length": "2 steps",
+            },
         },
     )
     tried = {row["arm"]: row["valid_loss"] for row in result.tables["rates"]}
@@ -91,7 +97,7 @@ def test_a_deep_decoder_with_the_better_of_two_rates(context):
         assert rows[0]["valid_loss"] == tried[f"{arm}, lr {better}"]
     assert len(list((made.out / "runs").glob("*.json"))) == 2 * 4 + 4 + 2 * 2 * 2
     assert {row["arm"] for row in result.tables["layers"]} == set(arms)
-    assert [row["place"] for row in result.tables["elsewhere"]] == ["1 layer"] * 4 + ["2 steps"] * 4
+    assert [row["place"] for row in result.tables["elsewhere"]] == ["1 layer"] * 4 + ["bytes"] * 4
     for lr in ("0.001", "1e-09"):
         gap = tried[f"both, lr {lr}"] - tried[f"pre-norm, lr {lr}"]
         (note,) = (note for note in result.notes if note.startswith(f"Against pre-norm at {lr}, first seed: "))
