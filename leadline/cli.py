@@ -294,7 +294,10 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="Sample from the so many likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this probability.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
-    cache: Annotated[bool, typer.Option(help="Remember keys and values; the text is the same without, later.")] = True,
+    cache: Annotated[
+        bool,
+        typer.Option(help="Remember keys and values. Without, a Transformer-XL sees more than its memory."),
+    ] = True,
     device: Annotated[str | None, typer.Option(help="'cpu' or 'cuda'; a GPU if there is one unless given.")] = None,
     as_json: Json = False,
 ) -> None:

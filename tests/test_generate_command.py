@@ -15,7 +15,7 @@ from leadline.data.text_tokenizers import ByteTokenizer, PairTokenizer, WordToke
 from leadline.models.streaming import collect, stream_tokens
 from leadline.training.evaluate import evaluate
 from leadline.training.perplexity import perplexity
-from leadline.training.writing import open_language_model, write
+from leadline.training.writing import _decoded, open_language_model, write
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 TEXT = "Größe der Tiefe, 水深 und mehr.\n" * 30
@@ -90,6 +90,16 @@ def test_pieces_are_whole_characters_and_make_up_the_text(tokenizer):
     assert prompt + "".join(pieces) == tokenizer.decode(ids.tolist())
     assert not any("\ufffd" in piece for piece in pieces)
     assert len(pieces) > len(TEXT) / 20  # it streams
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 12])
+def test_bytes_that_are_no_text_do_not_spoil_what_follows(count):
+    broken, cut = b"\xff" * count, b"\xf0\x9f" * count
+    content = b"ok " + broken + "水深 \N{ANCHOR}\N{WAVING HAND SIGN}".encode() + cut + b" end\xe6"
+    stream = (torch.tensor([[byte]]) for byte in content)
+    pieces = list(_decoded(stream, ByteTokenizer(), list(b"x")))
+    assert "".join(pieces) == content.decode(errors="replace")
+    assert len(pieces) > 10
 
 
 def test_goes_on_beyond_the_positions_it_has():
@@ -198,6 +208,22 @@ def test_evaluates_on_another_text_with_its_own_tokenizer(tmp_path, monkeypatch)
     assert answer["loss"] == pytest.approx(perplexity(model, text, tokenizer, stride=8)["loss"], rel=1e-6)
     with pytest.raises(ll.LeadlineError, match="give a file or folder of it by --data"):
         evaluate(tmp_path / "model", device="cpu")
+
+
+def test_a_text_without_splits_is_said_to_be_cut_and_a_short_window_takes_a_shorter_stride(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEADLINE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "notes.md").write_text(TEXT)
+    saved(tmp_path / "model")
+    found = evaluate(tmp_path / "model", data=tmp_path / "notes.md", device="cpu", context=1)
+    assert found.figures["bytes"] < len(TEXT.encode()) / 10
+    (note,) = found.notes
+    assert note.endswith("names no split: this is its part for test; to score all of it call it test.txt")
+    recipe = tmp_path / "recipe.yaml"
+    settings = f"{{name: text, path: {tmp_path / 'notes.md'}, tokenizer: byte, tokens: 24, stride: 12}}"
+    recipe.write_text(f"model: {{name: gpt2_small}}\ndata: {settings}\nlength: 1 steps\n")
+    own = evaluate(tmp_path / "model", recipe=recipe, device="cpu", context=6)
+    assert own.figures == evaluate(tmp_path / "model", recipe=recipe, device="cpu", context=6, stride=6).figures
+    assert own.notes == []
 
 
 def test_memory_may_be_longer_in_evaluation(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import hashlib
 import lzma
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +23,14 @@ WIKITEXT = {"wikitext103": "wikitext-103-v1", "wikitext2": "wikitext-2-v1"}  # s
 WIKITEXT_HUB = "Salesforce/wikitext"
 PLAIN = (".txt", ".tokens", ".text", ".raw", ".md", ".rst")
 PACKED: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
+_ALLOWED = f"{', '.join(PLAIN)}, each also with {', '.join(PACKED)}, or .parquet"
 BLOCK = 1 << 20  # characters
 _WORDS = {"train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid"}
 _WORDS |= {"dev": "valid", "test": "test"}
 _PLACES = {"train": (0.0, 0.9), "valid": (0.9, 0.95), "test": (0.95, 1.0)}
 _LONGEST = 0.04  # of the text: with no longer line than this every split has one
-_BEFORE_BLANK = re.compile(r"\S(?= \S)")  # no word or byte pair crosses it
+_BLANK = re.compile(r"\s")
+_BEFORE_BLANK = re.compile(r"\S(?=\s)")  # no word or byte pair crosses it
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Corpus:
     rows: dict[str, Any] = field(default_factory=dict)  # by split, of the hub
     column: str = "text"
     left_out: tuple[Path, ...] = ()  # files that name no split, beside others that do
+    unread: tuple[Path, ...] = ()  # files that look like text, but how to read them is not known
 
     @property
     def splits(self) -> list[str]:
@@ -52,7 +56,7 @@ class Corpus:
             return _joined(_line(row[self.column], self.where(split), self.column) for row in self.rows[split])
         if self.by_place:
             return _joined(self._lines_of(split))
-        return _joined(chunk for file in self.parts[split] for chunk in _read(file, self.column))
+        return _joined(_read_all(self.parts[split], self.column))
 
     def check(self, split: str) -> None:
         """Raise unless there is such a split."""
@@ -75,10 +79,16 @@ class Corpus:
     @property
     def notice(self) -> str | None:
         """What its reader should know: which files are not read."""
-        if not self.left_out:
-            return None
-        names = _names([file.relative_to(self.origin) for file in self.left_out])
-        return f"{self.origin}: not read, since others are named after a split and these are not: {names}"
+        reasons = {
+            "since others are named after a split and these are not": self.left_out,
+            f"since they do not end in {_ALLOWED}": self.unread,
+        }
+        told = [
+            f"not read, {why}: {_names([file.relative_to(self.origin) for file in files])}"
+            for why, files in reasons.items()
+            if files
+        ]
+        return f"{self.origin}: {'; '.join(told)}" if told else None
 
     def fingerprint(self, split: str) -> str:
         """Changes when the text does."""
@@ -102,14 +112,14 @@ class Corpus:
         at = 0
         for line in self._lines():
             if within:
-                yield line[max(int(first) - at, 0) : max(int(last) - at, 0)]
+                yield line[_word_end(line, int(first) - at) : _word_end(line, int(last) - at)]
             elif first <= at < last:
                 yield line
             at += len(line)
 
     def _lines(self) -> Iterator[str]:
         """All lines of a text without splits; those of more than a block in pieces."""
-        for block in _joined(chunk for file in self.parts["train"] for chunk in _read(file, self.column)):
+        for block in _joined(_read_all(self.parts["train"], self.column)):
             yield from block.splitlines(keepends=True)
 
 
@@ -137,19 +147,20 @@ def open_text(
     root = Path(path or "")
     if not root.exists():
         raise LeadlineError(f"{root} does not exist; give a file or a folder of text")
-    files = [root] if root.is_file() else sorted(file for file in root.rglob("*") if file.is_file())
-    files = [file for file in files if _suffix(file)]
+    there = [root] if root.is_file() else sorted(file for file in root.rglob("*") if file.is_file())
+    files = [file for file in there if _suffix(file)]
     if not files:
-        allowed = f"{', '.join(PLAIN)}, each also with {', '.join(PACKED)}, or .parquet"
-        raise LeadlineError(f"{root} holds no text; files must end in {allowed}")
+        raise LeadlineError(f"{root} holds no text; files must end in {_ALLOWED}")
+    unread = tuple(file for file in there if not _suffix(file) and any(s.lower() in PLAIN for s in file.suffixes))
     named = [_split_of(file.relative_to(root) if root.is_dir() else Path(file.name)) for file in files]
     if any(named):
         parts: dict[str | None, list[Path]] = {}
         for file, own in zip(files, named, strict=True):
             parts.setdefault(own, []).append(file)
         left_out = tuple(parts.pop(None, ()))
-        return Corpus(str(root), {str(own): found for own, found in parts.items()}, column=column, left_out=left_out)
-    return Corpus(str(root), dict.fromkeys(SPLITS, files), by_place=True, column=column)
+        splits = {str(own): found for own, found in parts.items()}
+        return Corpus(str(root), splits, column=column, left_out=left_out, unread=unread)
+    return Corpus(str(root), dict.fromkeys(SPLITS, files), by_place=True, column=column, unread=unread)
 
 
 def count_words(text: str) -> int:
@@ -173,18 +184,29 @@ def _suffix(file: Path) -> str:
     return "".join(suffixes) if len(suffixes) == 2 and suffixes[1] in PACKED and suffixes[0] in PLAIN else ""
 
 
+def _read_all(files: Iterable[Path], column: str) -> Iterator[str]:
+    """One file after the other, each of which begins a line."""
+    last = "\n"
+    for file in files:
+        if last != "\n":
+            yield "\n"
+        for chunk in _read(file, column):
+            yield chunk
+            last = chunk[-1:] or last
+
+
 def _read(file: Path, column: str) -> Iterator[str]:
     if _suffix(file) == ".parquet":
         yield from _read_parquet(file, column)
         return
     opened = PACKED.get(file.suffix.lower(), open)
     try:
-        with opened(file, "rt", encoding="utf-8", newline="") as stream:
+        with opened(file, "rt", encoding="utf-8-sig", newline="") as stream:
             while chunk := stream.read(BLOCK):
                 yield chunk
     except UnicodeDecodeError as error:
         raise LeadlineError(f"{file} is not UTF-8 ({error.reason}); convert it, or leave it out") from error
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise LeadlineError(f"{file} cannot be read ({error}); it may be damaged or cut short") from error
 
 
@@ -234,6 +256,14 @@ def _joined(chunks: Iterable[str]) -> Iterator[str]:
             held, size = [text[at:]], len(text) - at
     if size:
         yield "".join(held)
+
+
+def _word_end(line: str, at: int) -> int:
+    """The first place from ``at`` on that is not inside a word, or ``at`` where there is none."""
+    if at <= 0 or at >= len(line):
+        return max(at, 0)
+    blank = _BLANK.search(line, at)
+    return at if blank is None else blank.start()
 
 
 def _last(pattern: re.Pattern[str], text: str, start: int) -> int:

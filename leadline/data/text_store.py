@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,9 +25,10 @@ from leadline.data.text_tokenizers import (
 )
 from leadline.errors import LeadlineError
 
-_FORMAT = 1  # changes when what is stored changes
+_FORMAT = 2  # changes when what is stored changes
 _LEARNT = {"word": 2, "bpe": 1}  # the same for vocabularies
 _TOKENS, _SIZES = "tokens.npy", "sizes.json"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,12 @@ def tokenizer_for(
             f"{corpus.origin} has no train text to make a {kind} vocabulary of; give a tokenizer's folder, or 'byte'"
         )
     key = [_LEARNT[kind], kind, vocab_size, corpus.fingerprint("train")]
-    folder = _made(
-        key, cache, lambda draft: save_tokenizer(make_tokenizer(kind, corpus.blocks("train"), vocab_size), draft)
+    return _made(
+        key,
+        cache,
+        lambda draft: save_tokenizer(make_tokenizer(kind, corpus.blocks("train"), vocab_size), draft),
+        load_tokenizer,
     )
-    return load_tokenizer(folder)
 
 
 def tokenised(
@@ -79,16 +83,18 @@ def tokenised(
     """The split's tokens; computed and written on the first call for this text and this tokenizer."""
     blocks = corpus.blocks(split)  # a split that is not there is an error now
     key = [_FORMAT, fingerprint(tokenizer), corpus.fingerprint(split)]
-    folder = _made(key, cache, lambda draft: _write(blocks, corpus.where(split), tokenizer, draft))
-    return TokenText(
-        np.load(folder / _TOKENS, mmap_mode="r"), Sizes(**json.loads((folder / _SIZES).read_text(encoding="utf-8")))
-    )
+    return _made(key, cache, lambda draft: _write(blocks, corpus.where(split), tokenizer, draft), _load)
 
 
 def encode_text(text: str, tokenizer: Tokenizer) -> TokenText:
     """A text at hand as tokens, without a file."""
     ids = tokenizer.encode(text)
     return TokenText(ids, Sizes(len(text.encode()), count_words(text), _unknown(ids, text, tokenizer)))
+
+
+def _load(folder: Path) -> TokenText:
+    sizes = json.loads((folder / _SIZES).read_text(encoding="utf-8"))
+    return TokenText(np.load(folder / _TOKENS, mmap_mode="r"), Sizes(**sizes))
 
 
 def _write(blocks: Iterator[str], where: str, tokenizer: Tokenizer, folder: Path) -> None:
@@ -116,7 +122,17 @@ def _unknown(ids: np.ndarray, text: str, tokenizer: Tokenizer) -> int:
     return 0 if marker is None else int((ids == marker).sum()) - text.split().count("<unk>")
 
 
-def _made(key: list[object], cache: str | os.PathLike[str] | None, make: Callable[[Path], object]) -> Path:
-    """The folder kept under ``key``."""
+def _made(
+    key: list[object], cache: str | os.PathLike[str] | None, make: Callable[[Path], object], load: Callable[[Path], T]
+) -> T:
+    """What is kept under ``key``; made where it is not there, or is damaged."""
+
+    def whole(folder: Path) -> bool:
+        try:
+            load(folder)
+        except (LeadlineError, OSError, EOFError, ValueError, TypeError):
+            return False
+        return True
+
     name = f"text-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:20]}"
-    return kept(name, cache, make, "tokens")
+    return load(kept(name, cache, make, "tokens", whole))

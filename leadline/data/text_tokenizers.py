@@ -34,6 +34,9 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
+    def size(self, token: int) -> int:
+        """Bytes of the text that a token stands for."""
+
     def to_json(self) -> str: ...
 
 
@@ -48,6 +51,9 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode(errors="replace")
+
+    def size(self, token: int) -> int:
+        return 1
 
     def to_json(self) -> str:
         return json.dumps({"leadline": "byte"})
@@ -96,6 +102,9 @@ class WordTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join("\n" if self.words[i] == LINE_END else f" {self.words[i]}" for i in ids)
 
+    def size(self, token: int) -> int:
+        return len(self.decode([token]).strip(" ").encode())
+
     def to_json(self) -> str:
         return json.dumps({"leadline": "word", "words": self.words}, ensure_ascii=False)
 
@@ -135,6 +144,15 @@ class PairTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=False)
+
+    def size(self, token: int) -> int:
+        return len(self.inner.id_to_token(token) if self.parts else self.decode([token]).encode())
+
+    @property
+    def unknown(self) -> int | None:
+        """What stands for all that it does not know; bytes are never unknown."""
+        name = None if self.parts else getattr(self.inner.model, "unk_token", None)
+        return getattr(self.inner.model, "unk_id", None) if name is None else self.inner.token_to_id(name)
 
     def to_json(self) -> str:
         return self.inner.to_str()

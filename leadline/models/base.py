@@ -48,10 +48,14 @@ class Model(nn.Module):
         os.replace(new_config, target / CONFIG_FILE)
 
 
-def check_ids(ids: Tensor, mask: Tensor | None, past: int, limit: int | None) -> None:
-    """Token ids (B, N) and their mask (B, past + N) must fit each other and the model's positions."""
+def check_ids(ids: Tensor, mask: Tensor | None, past: int, limit: int | None, vocab_size: int) -> None:
+    """Token ids (B, N) and their mask (B, past + N) must fit each other, the model's positions and its vocabulary."""
     if ids.ndim != 2 or 0 in ids.shape or ids.is_floating_point():
         raise LeadlineError(f"ids are {ids.dtype} of shape {tuple(ids.shape)}; they must be integers (batch, tokens)")
+    if ids.device.type == "cpu" and not torch.compiler.is_compiling():  # a GPU would have to be waited for
+        least, most = (int(x) for x in torch.aminmax(ids))
+        if least < 0 or most >= vocab_size:
+            raise LeadlineError(f"ids go from {least} to {most}; this model has tokens 0 to {vocab_size - 1}")
     total = past + ids.shape[1]
     if limit is not None and total > limit:
         raise LeadlineError(f"{total} tokens are given; this model has positions for {limit} (max_tokens)")

@@ -80,6 +80,6 @@ class Bert(Model):
         positions: Tensor | None = None,
     ) -> Tensor:
         """mask (B, N), True = a real token; types (B, N) are the sentences, 0 unless given."""
-        check_ids(ids, mask, 0, self.positions.limit)
+        check_ids(ids, mask, 0, self.positions.limit, self.config.vocab_size)
         x, rope = self.embed(ids, types, positions)
         return self.norm(self.blocks(x, mask, rope=rope))

@@ -66,7 +66,7 @@ class Decoder(Model):
     ) -> Tensor:
         """Hidden states (B, N, d) after the final norm."""
         past = 0 if cache is None else cache[0].length
-        check_ids(ids, mask, past, self.positions.limit)
+        check_ids(ids, mask, past, self.positions.limit, self.config.vocab_size)
         if positions is None:
             positions = torch.arange(past, past + ids.shape[1], device=ids.device)
         x, scale = self.token(ids), self.config.embedding_scale

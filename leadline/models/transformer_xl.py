@@ -61,8 +61,9 @@ class TransformerXLConfig(BlockConfig):
 class TransformerXL(Model):
     """``model(ids (B, M), memory=None, targets=None) -> (log-probabilities (B, M, V) or the mean loss, memory)``.
 
-    Memory is a flat tuple of tensors without gradient, or None at the start of a text; hand back what came out with
-    the segment before. A layer then attends to the last ``memory_length`` tokens before the segment as well.
+    Every target is a token id and counts. Memory is a flat tuple of tensors without gradient, or None at the start of a
+    text; hand back what came out with the segment before. A layer then attends to the last ``memory_length`` tokens
+    before the segment as well.
     """
 
     family: ClassVar[str] = "transformer_xl"
@@ -88,7 +89,7 @@ class TransformerXL(Model):
 
     def encode(self, ids: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:
         """Hidden states (B, M, d) after the final norm, and the memory for the segment after this one."""
-        check_ids(ids, None, 0, None)
+        check_ids(ids, None, 0, None, self.config.vocab_size)
         check_memory(memory, self.config.depth, self.blocks.remembers, len(ids), self.config.dim)
         x = self.dropout(self.token(ids) * self.config.dim**0.5)
         total = ids.shape[1] + (0 if memory is None else memory[0].shape[1])

@@ -156,7 +156,8 @@ def check_memory(memory: Memory | None, depth: int, remembers: int, batch: int, 
         return
     wanted = depth * remembers
     shapes = {tuple(tensor.shape) for tensor in memory}
-    if len(memory) != wanted or any(len(shape) != 3 or shape[0] != batch or shape[2] != dim for shape in shapes):
+    fits = all(len(shape) == 3 and shape[0] == batch and shape[2] == dim for shape in shapes) and len(shapes) == 1
+    if len(memory) != wanted or not fits:
         raise LeadlineError(
             f"memory holds {len(memory)} tensors of shapes {sorted(shapes)}; this model and batch take {wanted} of "
             f"shape ({batch}, tokens, {dim}): give what the model returned for the segment before"

@@ -130,7 +130,7 @@ def _overview(found: list[dict[str, Any]]) -> str:
 
 
 def _entry(summary: dict[str, Any], pictures: str, tables: Sequence[str]) -> str:
-    setting = ", ".join(f"{name} {_plain(value)}" for name, value in summary["setting"].items())
+    setting = ", ".join(f"{name} {_plain(value)}" for name, value in summary["setting"].items() if value != {})
     lines = [
         f"## {summary['id']}\n",
         f"{summary['title']}.\n",

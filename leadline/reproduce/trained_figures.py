@@ -67,9 +67,14 @@ def near_one(distribution: Distribution) -> float:
     return _share(distribution, NEAR, 1.0)
 
 
+def beside_one(distribution: Distribution) -> float:
+    """The share of token pairs with a cosine between SIDE and NEAR."""
+    return _share(distribution, SIDE, NEAR)
+
+
 def peaks_at_one(distribution: Distribution) -> bool:
     """Whether the histogram rises towards 1: denser above NEAR than between SIDE and NEAR, with a share that counts."""
-    top, side = near_one(distribution), _share(distribution, SIDE, NEAR)
+    top, side = near_one(distribution), beside_one(distribution)
     return top >= LEAST and top / (1 - NEAR) > side / (NEAR - SIDE)
 
 
@@ -97,8 +102,8 @@ def peak_sentence(models: Mapping[str, Sequence[LayerFigures]]) -> str:
     if not found[first][0]:
         rest = ", ".join(f"{name} {share(name)}" for name in others)
         line = (
-            f"A peak at cosine 1 does not appear with {first} attention: in no layer do token pairs crowd above "
-            f"{NEAR:g} (at most {share(first)} of them; {rest})."
+            f"A peak at cosine 1 does not appear with {first} attention: in no layer do enough token pairs have a "
+            f"cosine above {NEAR:g}, and more densely than just below it (at most {share(first)} of them; {rest})."
         )
         new = [name for name in others if found[name][0]]
         return line + (f" It appears with {_listed(new)}." if new else "")

@@ -96,11 +96,13 @@ def _learned(found: Found) -> str:
     rows = _strengths(found)
     if not rows:
         return "Where learned alpha' would go was not tried."
+    rows = [row for row in rows if not row["parameter"].startswith("blocks.0.")]
     means = [row["mean"] for row in rows if row["seed"] == 0]
     return (
         "Learned, one number a head from .5 on and with start from scores, alpha' ended at a mean of "
-        f"{spread([row['mean'] for row in rows])[0]:.2f} (layer means from {min(means):.2f} to {max(means):.2f} in the "
-        f"first seed; heads from {min(row['least'] for row in rows):.2f} to {max(row['most'] for row in rows):.2f})."
+        f"{spread([row['mean'] for row in rows])[0]:.2f} without the first block, where it has no effect (layer means "
+        f"from {min(means):.2f} to {max(means):.2f} in the first seed; heads from "
+        f"{min(row['least'] for row in rows):.2f} to {max(row['most'] for row in rows):.2f})."
     )
 
 

@@ -8,7 +8,7 @@ from leadline.errors import LeadlineError
 from leadline.report.depth_figures import cosine_violins
 from leadline.reproduce.base import Claim, Context, Entry, Result, above
 from leadline.reproduce.plots import panels
-from leadline.reproduce.trained_figures import NEAR, near_one, peak_layers, peak_sentence
+from leadline.reproduce.trained_figures import NEAR, beside_one, near_one, peak_layers, peak_sentence
 from leadline.reproduce.trained_language import (
     TEXT_SETTING,
     budget_note,
@@ -54,7 +54,8 @@ def run(context: Context) -> Result:
     )
     rows = [
         {"arm": arm, "layer": f.index, "similarity": f.similarity, "cosine": f.cosine,
-         "cosine_median": f.cosines.median, "cosine_mode": f.cosines.mode, "near_one": near_one(f.cosines)}
+         "cosine_median": f.cosines.median, "cosine_mode": f.cosines.mode, "near_one": near_one(f.cosines),
+         "beside_one": beside_one(f.cosines)}
         for arm, layers in models.items() for f in layers if f.cosines is not None
     ]  # fmt: skip
 

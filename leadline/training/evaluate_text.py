@@ -78,7 +78,7 @@ def evaluate_text(
     elif memory is not None or lanes is not None:
         raise LeadlineError("memory or lanes are given; only Transformer-XL has a memory, leave them out")
     elif stride is None and settings is not None:
-        stride = settings.stride
+        stride = settings.stride if settings.stride is None or context is None else min(settings.stride, context)
     length = settings.tokens if context is None and settings is not None else context
     corpus = _corpus(data, settings)
     text = tokenised(corpus, split, tokenizer, None if settings is None else settings.cache)
@@ -88,8 +88,11 @@ def evaluate_text(
         figures = perplexity(model, text, tokenizer, length=length, stride=stride, batch=lanes)
     figures |= {"tokens": len(text), "words": text.sizes.words, "bytes": text.sizes.bytes}
     config: Any = model.config
-    stretches = _stretches(text, length or config.max_tokens).to(where)
-    notes = [note for note in (LEAKY if sees_future(model) else None, corpus.notice) if note]
+    stretches = _stretches(text, max(length or config.max_tokens, 2)).to(where)
+    notes = [LEAKY] if sees_future(model) else []
+    notes += [corpus.notice] if corpus.notice else []
+    if data is not None and corpus.by_place:
+        notes.append(f"{data} names no split: this is its part for {split}; to score all of it call it {split}.txt")
     found = Evaluation(place, state.get("step", 0), split, figures, probe(model, stretches), notes=notes)
     if out is not None:
         found.files = write_evaluation(found, Path(out))

@@ -98,7 +98,7 @@ def figures(score: Score, text: TokenText, tokenizer: Tokenizer) -> dict[str, fl
     """
     sizes = text.sizes
     words = sizes.words - (tokenizer.kind == "word")
-    size = sizes.bytes - len(tokenizer.decode([int(text.ids[0])]).encode())
+    size = sizes.bytes - tokenizer.size(int(text.ids[0]))
     found = {
         "loss": score.nats / score.tokens,
         "perplexity": _exp(score.nats / score.tokens),
@@ -164,22 +164,28 @@ def score_segments(
     """Segments of ``length`` tokens with the memory of those before.
 
     The text is read in ``lanes`` stretches side by side, each of which begins with an empty memory; what does not
-    divide evenly is left out at the end, fewer than ``lanes`` tokens. Processes share the lanes where they can.
+    divide evenly follows the last one, fewer than ``lanes`` tokens. Processes share the lanes where they can.
     """
     at_least(1, length=length, lanes=lanes)
     predicted = _check(ids)
     lanes = min(lanes, predicted)
     each = predicted // lanes
-    share = lanes // world if lanes % world == 0 else lanes
-    first = rank * share if lanes % world == 0 else 0
-    starts = (first + np.arange(share)) * each
+    shared = lanes % world == 0
+    share = lanes // world if shared else lanes
+    starts = ((rank * share if shared else 0) + np.arange(share)) * each
     total = torch.zeros((), dtype=torch.float64, device=device)
     memory = None
     for at, end in _segments(each, length):
         window = torch.from_numpy(ids[starts[:, None] + np.arange(at, end + 1)].astype(np.int64)).to(device)
         loss, memory = model(window[:, :-1], memory, window[:, 1:])
         total += loss.double() * (share * (end - at))
-    return Score(_summed(total, world if lanes % world == 0 else 1), lanes * each)
+    memory = None if memory is None else tuple(part[-1:] for part in memory)
+    counts = not shared or rank == world - 1  # all make the same forward passes
+    for at, end in _segments(predicted - lanes * each, length):
+        window = torch.from_numpy(ids[None, lanes * each + np.arange(at, end + 1)].astype(np.int64)).to(device)
+        loss, memory = model(window[:, :-1], memory, window[:, 1:])
+        total += loss.double() * ((end - at) * counts)
+    return Score(_summed(total, world if shared else 1), predicted)
 
 
 def _segments(total: int, length: int) -> Iterator[tuple[int, int]]:

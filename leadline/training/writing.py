@@ -20,7 +20,7 @@ from leadline.models.decoder import Decoder
 from leadline.models.io import averaged, model_folder
 from leadline.models.streaming import stream_tokens
 
-_BROKEN = "\ufffd"  # what stands for bytes that are no whole character yet
+_BROKEN = "\ufffd"  # what stands for bytes that are no whole character, or not yet
 
 
 def open_language_model(
@@ -84,11 +84,13 @@ def _decoded(stream: Iterator[torch.Tensor], tokenizer: Tokenizer, before: list[
     for new in stream:
         held.append(min(int(new), tokenizer.vocab_size - 1))  # a padded vocabulary has ids that no token has
         text = tokenizer.decode(held)
-        if text.endswith(_BROKEN) and len(text) - len(text.rstrip(_BROKEN)) < 4:
-            continue
-        yield text[shown:]
-        held = held[-8:]
-        shown = len(tokenizer.decode(held))
+        whole = text.removesuffix(_BROKEN)
+        if len(whole) > shown:
+            yield whole[shown:]
+            shown = len(whole)
+        if whole == text:
+            held = held[-8:]
+            shown = len(tokenizer.decode(held))
     rest = tokenizer.decode(held)[shown:]
     if rest:
         yield rest

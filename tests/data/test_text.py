@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import os
+import zlib
 
 import numpy as np
 import pyarrow as pa
@@ -112,6 +113,21 @@ def test_a_text_with_long_lines_is_cut_within_them(text, tmp_path, monkeypatch):
     assert all(parts)
 
 
+def test_a_cut_within_lines_is_between_words(tmp_path):
+    words = [f"word{i}" for i in range(400)]
+    (tmp_path / "book.txt").write_text("\t".join(words))
+    corpus = open_text(tmp_path)
+    assert [word for split in corpus.splits for word in whole(corpus, split).split()] == words
+
+
+def test_a_file_begins_a_line(tmp_path):
+    (tmp_path / "a.txt").write_text("no end")
+    (tmp_path / "b.txt").write_text("\ufeffwith a mark\n", encoding="utf-8")
+    (tmp_path / "c.txt").write_text("last")
+    corpus = open_text(tmp_path)
+    assert "".join(whole(corpus, split) for split in corpus.splits) == "no end\nwith a mark\nlast"
+
+
 @pytest.fixture
 def small_blocks(tmp_path, monkeypatch):
     """The blocks of a text, of about 64 characters; they lose nothing."""
@@ -130,6 +146,16 @@ def test_one_long_line_is_read_in_blocks_of_whole_words(small_blocks):
     text = " ".join(f"word{i}" for i in range(500))
     blocks = small_blocks(text)
     assert max(map(len, blocks)) <= 128
+    pairs = PairTokenizer.train([text], 300)
+    assert np.concatenate([pairs.encode(block) for block in blocks]).tolist() == pairs.encode(text).tolist()
+
+
+@pytest.mark.parametrize("blank", ["\t", "  ", "\u3000"])
+def test_words_of_a_long_line_stay_whole_whatever_parts_them(blank, small_blocks):
+    text = blank.join(f"word{i}" for i in range(500))
+    blocks = small_blocks(text)
+    assert max(map(len, blocks)) <= 128
+    assert [word for block in blocks for word in block.split()] == text.split()
     pairs = PairTokenizer.train([text], 300)
     assert np.concatenate([pairs.encode(block) for block in blocks]).tolist() == pairs.encode(text).tolist()
 
@@ -225,6 +251,40 @@ def test_tokens_are_made_once_and_mapped(kind, tmp_path, monkeypatch):
     assert not list(cache.glob("*.part"))
 
 
+@pytest.mark.parametrize("file", ["tokens.npy", "sizes.json", "tokenizer.json"])
+@pytest.mark.parametrize("left", [None, 0, 10])
+def test_a_damaged_cache_is_made_again(file, left, tmp_path):
+    corpus, cache, found = open_text(folder(tmp_path)), tmp_path / "cache", []
+    for _ in range(2):
+        text = tokenised(corpus, "valid", tokenizer_for(corpus, "word", None, cache), cache)
+        found.append((text.ids.tolist(), text.sizes))
+        for path in list(cache.rglob(file)):
+            content = path.read_bytes()
+            path.unlink()  # the text above is mapped from it
+            if left is not None:
+                path.write_bytes(content[:left])
+    assert found[0] == found[1]
+
+
+def test_an_unknown_token_of_any_tokenizer_is_counted(tmp_path):
+    import tokenizers
+
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "lead": 1, "line": 2}, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    assert encode_text("lead line of lead", tokenizer).sizes.unknown == 1
+    assert encode_text("lead line", tokenizer).sizes.unknown == 0
+
+
+def test_files_that_look_like_text_are_told(tmp_path):
+    for name in ("a.txt", "b.txt.zst", "picture.png"):
+        (tmp_path / name).write_text("by the mark\n")
+    notice = open_text(tmp_path).notice
+    assert "not read, since they do not end in .txt" in notice
+    assert notice.endswith(": b.txt.zst")
+
+
 def test_changed_text_is_read_anew(tmp_path):
     root, cache = folder(tmp_path), tmp_path / "cache"
     first = tokenised(open_text(root), "train", ByteTokenizer(), cache).ids.tolist()
@@ -258,6 +318,7 @@ def test_text_at_hand(tmp_path):
         (lambda p: open_text(), "give either the path"),
         (lambda p: list(open_text(write(p, "train.txt", b"\xff\xfe\x00")).blocks("train")), "is not UTF-8"),
         (lambda p: list(open_text(write(p, "train.txt.xz", b"no xz")).blocks("train")), "damaged or cut short"),
+        (lambda p: list(open_text(write(p, "train.txt.gz", broken_gzip())).blocks("train")), "damaged or cut short"),
         (lambda p: list(open_text(write(p, "train.parquet", b"none")).blocks("train")), "cannot be read as parquet"),
         (
             lambda p: tokenised(open_text(write(p, "train.txt", b"")), "train", ByteTokenizer(), p / "c"),
@@ -288,6 +349,17 @@ def test_bad_input_is_one_clear_line(call, part, tmp_path):
         call(tmp_path)
     assert part in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def broken_gzip():
+    """Of which a few bytes in the middle were lost."""
+    text = "".join(f"{i * i % 9973} by the mark {i}\n" for i in range(3000))
+    content = bytearray(gzip.compress(text.encode(), mtime=0))
+    middle = len(content) // 2
+    content[middle : middle + 8] = b"\xff" * 8
+    with pytest.raises(zlib.error):
+        gzip.decompress(content)
+    return bytes(content)
 
 
 def table(folder):

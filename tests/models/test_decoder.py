@@ -175,6 +175,7 @@ def test_scaled_embeddings():
     [
         (lambda m: m(torch.zeros(1, 17, dtype=torch.long)), "17 tokens are given; this model has positions for 16"),
         (lambda m: m.generate(torch.zeros(1, 9, dtype=torch.long), 9), "this model has positions for 16"),
+        (lambda m: m(torch.tensor([[3, 29]])), "ids go from 3 to 29; this model has tokens 0 to 28"),
         (lambda m: m(torch.zeros(1, 0, dtype=torch.long)), "integers (batch, tokens)"),
         (lambda m: m(torch.zeros(0, 4, dtype=torch.long)), "integers (batch, tokens)"),
         (lambda m: m(torch.zeros(1, 4)), "integers (batch, tokens)"),

@@ -240,6 +240,12 @@ def test_cached_generation_equals_uncached(options):
         assert row == (free[:end] + [stop] * 14)[: len(row)]
 
 
+def uneven():
+    """A memory of which one layer is shorter."""
+    first, *rest = build()(text())[1]
+    return (first[:, 1:], *rest)
+
+
 @pytest.mark.parametrize(
     ("call", "part"),
     [
@@ -249,6 +255,8 @@ def test_cached_generation_equals_uncached(options):
         (lambda: build(attention="hopfield", scheme="forward-forward"), "takes 'forward-backward' with 'softmax'"),
         (lambda: build(memory_length=-1), "memory_length is -1"),
         (lambda: build()(text(), ()), "memory holds 0 tensors"),
+        (lambda: build()(text(), uneven()), "this model and batch take"),
+        (lambda: build()(text() + 1000), "ids go from"),
         (lambda: build()(text(), build()(text(3))[1]), "this model and batch take 3 of shape (2, tokens, 12)"),
         (lambda: build(de_escalation=1.0, de_escalation_form="leaky").generate(text(), 1), "knows the future"),
         (lambda: build().generate(text(), 0), "max_new_tokens is 0"),

@@ -115,10 +115,39 @@ def test_a_short_memory_and_lanes_change_the_result():
     model = xl()
     long = perplexity(model, BYTES, ByteTokenizer(), length=20)["loss"]
     lanes = score_segments(model, BYTES.ids, 20, 4, device=CPU)
-    assert lanes.tokens == (len(BYTES) - 1) // 4 * 4
+    assert lanes.tokens == len(BYTES) - 1
     assert lanes.nats / lanes.tokens != pytest.approx(long, abs=1e-7)
     model.memory_length = 5
     assert perplexity(model, BYTES, ByteTokenizer(), length=20)["loss"] != pytest.approx(long, abs=1e-7)
+
+
+def stretches(model, lanes):
+    """Nats of a text in so many stretches, each read in one go; what does not divide follows the last."""
+    ids = torch.from_numpy(BYTES.ids.astype(np.int64))[None]
+    each = (len(BYTES) - 1) // lanes
+    ends = [*(each * lane for lane in range(1, lanes)), len(BYTES) - 1]
+    parts = [ids[:, start : end + 1] for start, end in zip([0, *ends], ends, strict=False)]
+    with torch.no_grad():
+        return sum(float(model(part[:, :-1], None, part[:, 1:])[0]) * (part.shape[1] - 1) for part in parts)
+
+
+@pytest.mark.parametrize("lanes", [4, 7, 400, 9999])
+def test_lanes_leave_no_token_out(lanes):
+    model = xl()
+    found = score_segments(model, BYTES.ids, 20, lanes, device=CPU)
+    assert found.tokens == len(BYTES) - 1
+    assert found.nats == pytest.approx(stretches(model, min(lanes, len(BYTES) - 1)), rel=1e-5)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("lanes", [6, 7])
+def test_processes_share_lanes_and_what_is_left(lanes, world, monkeypatch):
+    model, nats = xl(), []
+    monkeypatch.setattr("leadline.training.perplexity.dist.all_reduce", lambda total: None)
+    for rank in range(world):
+        nats.append(score_segments(model, BYTES.ids, 20, lanes, device=CPU, rank=rank, world=world).nats)
+    found = sum(nats) if lanes % world == 0 else nats[0]
+    assert found == pytest.approx(stretches(model, lanes), rel=1e-5)
 
 
 def uniform(vocab_size):
@@ -165,6 +194,15 @@ def test_unknown_words_are_told_and_bits_per_byte_left_out():
     found = perplexity(uniform(tokenizer.vocab_size), text, tokenizer)
     assert "bits_per_byte" not in found
     assert found["unknown_words"] == pytest.approx(3 / text.sizes.words)
+
+
+@pytest.mark.parametrize("text", ["éa", "水", "a水深"])
+def test_bits_per_byte_of_half_a_character(text):
+    for tokenizer in (ByteTokenizer(), PairTokenizer.train(["plain"], 257)):
+        tokens = encode_text(text, tokenizer)
+        assert len(tokens) == len(text.encode())
+        score = Score(math.log(2) * (len(tokens) - 1), len(tokens) - 1)
+        assert figures(score, tokens, tokenizer)["bits_per_byte"] == pytest.approx(1)
 
 
 def test_the_mode_is_left_as_it_was(pair):

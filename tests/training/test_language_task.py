@@ -160,9 +160,18 @@ def test_bad_recipes_are_one_clear_line(folder, tmp_path, changes, part):
 
 
 def test_another_tokenizer_needs_another_folder(folder, tmp_path):
-    LanguageTask(recipe(folder, tmp_path), CPU)
-    with pytest.raises(ll.LeadlineError, match="holds a run with another tokenizer, or with another text"):
-        LanguageTask(recipe(folder, tmp_path, data={"tokenizer": "word"}), CPU)
+    LanguageTask(recipe(folder, tmp_path), CPU)  # which begins no run
+    train(recipe(folder, tmp_path, data={"tokenizer": "word"}, length="2 steps"), console=quiet())
+    with pytest.raises(ll.LeadlineError, match="holds a run with another tokenizer; give what it began with"):
+        LanguageTask(recipe(folder, tmp_path), CPU)
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_a_text_of_one_token_is_found_at_once(folder, tmp_path, split):
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"{name}.txt").write_bytes(b"x" if name == split else (folder / f"{name}.txt").read_bytes())
+    with pytest.raises(ll.LeadlineError, match=rf"{split}.txt has one token; perplexity needs at least 2"):
+        LanguageTask(recipe(tmp_path, tmp_path / "out"), CPU)
 
 
 def test_a_run_goes_on_with_the_text_it_began_with_wherever_it_lies(folder, tmp_path):

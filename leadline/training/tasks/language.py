@@ -95,6 +95,9 @@ class LanguageTask:
             _say_once(corpus.notice)
         self.tokenizer = tokenizer_for(corpus, data.tokens_by, data.vocab_size, data.cache)
         self.texts = {split: tokenised(corpus, split, self.tokenizer, data.cache) for split in SPLITS}
+        for split in ("valid", "test"):
+            if len(self.texts[split]) < 2:
+                raise LeadlineError(f"{corpus.where(split)} has one token; perplexity needs at least 2")
         self.options = _options(recipe, self.tokenizer)
         if rank == 0 and self.options.get("de_escalation_form") == "leaky":
             _say_once(LEAKY)
@@ -217,8 +220,10 @@ def _keep_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
     """Beside the checkpoints, so that ``leadline generate`` and ``evaluate`` find it."""
     from leadline.data.text_tokenizers import FILE, fingerprint, learns, load_tokenizer, save_tokenizer
     from leadline.errors import LeadlineError
+    from leadline.training.folder import RECIPE
 
-    if (out / FILE).is_file() and fingerprint(load_tokenizer(out)) != fingerprint(tokenizer):
+    begun = (out / RECIPE).is_file() and (out / FILE).is_file()
+    if begun and fingerprint(load_tokenizer(out)) != fingerprint(tokenizer):
         text = ", or with another text that it is made of" if learns(tokenizer.kind) else ""
         raise LeadlineError(f"{out} holds a run with another tokenizer{text}; give what it began with, or another out=")
     try:
