@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from leadline.data.hub import quiet_hub
 from leadline.errors import LeadlineError, check_choice, need
@@ -102,9 +105,18 @@ def open_rows(name: str, path: str | Path | None, split: str) -> Rows:
 
 def parquet_files(folder: Path, split: str, hub: str) -> list[Path]:
     """The shards of a split, in ``folder`` or one folder further down."""
-    files = [file for at in (folder, *_folders(folder)) for file in sorted(at.glob(f"{split}-*.parquet"))]
-    if not files:
+    places = {at: sorted(at.glob(f"{split}-*.parquet")) for at in (folder, *_folders(folder))}
+    found = {at: files for at, files in places.items() if files}
+    if not found:
         raise LeadlineError(f"no {split}-*.parquet in {folder} or a folder in it; give the folder of a copy of {hub!r}")
+    if len(found) > 1:
+        raise LeadlineError(f"{split}-*.parquet is in {' and in '.join(map(str, found))}; give one of these folders")
+    ((at, files),) = found.items()
+    wanted = {int(match[1]) for file in files if (match := re.search(r"-of-(\d+)", file.name))}
+    if len(wanted) == 1 and len(files) < (most := max(wanted)):
+        raise LeadlineError(
+            f"{at} has {len(files)} of {most} {split} files by their names; give a whole copy of {hub!r}"
+        )
     return files
 
 
@@ -203,7 +215,7 @@ class FolderRows:
         for at in _folders(root):
             if at.name not in self.names:
                 raise LeadlineError(f"{at} is a class that {folder / 'train'} has not; the class folders must agree")
-            found = sorted(file for file in at.rglob("*") if file.suffix.lower() in _SUFFIXES and file.is_file())
+            found = sorted(file for file in at.rglob("[!.]*") if file.suffix.lower() in _SUFFIXES and file.is_file())
             self.files += [(file, self.names.index(at.name)) for file in found]
         if not self.files:
             raise LeadlineError(f"{root} has no images in class folders ({', '.join(sorted(_SUFFIXES))})")
@@ -219,14 +231,20 @@ class FolderRows:
         return str(self.files[index][0])
 
     def key(self) -> list[Any]:
-        return ["folder", self.names, *_stamps([file for file, _ in self.files])]
+        labels = [label for _, label in self.files]  # links may be moved from class to class, their files stay
+        return ["folder", self.names, labels, *_stamps([file for file, _ in self.files])]
 
 
 def decode(encoded: bytes, where: str) -> Any:
     """An encoded image as a PIL image in RGB; one that cannot be decoded is named."""
     image = need("PIL.Image", "data")
     try:
-        return image.open(io.BytesIO(encoded)).convert("RGB")
+        found = image.open(io.BytesIO(encoded))
+        if found.mode.startswith("I;16"):  # PIL would cut off what is above 255
+            found = image.fromarray((np.asarray(found) >> 8).astype(np.uint8))
+        elif found.mode in ("I", "F"):
+            raise ValueError(f"its numbers are {'floats' if found.mode == 'F' else '32 bits'}, save it with 8 or 16")
+        return found.convert("RGB")
     except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
         raise LeadlineError(
             f"{where} is no image that can be decoded ({type(error).__name__}: {str(error).splitlines()[0]:.80}); "
@@ -264,7 +282,8 @@ def bad_label(label: object, classes: int, where: str) -> LeadlineError:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(at for at in folder.iterdir() if at.is_dir()) if folder.is_dir() else []
+    """Those in it that are not hidden."""
+    return sorted(at for at in folder.iterdir() if at.is_dir() and at.name[0] != ".") if folder.is_dir() else []
 
 
 def _stamps(files: list[Path]) -> list[Any]:

@@ -47,12 +47,13 @@ def train(recipe: Recipe, *, console: Console | None = None, make_task: MakeTask
     Raises ``Stopped`` when the run ends before its time: asked to, diverged, or the disk is full.
     """
     console = console or Listener(stderr=True)
-    threads = torch.get_num_threads()
+    threads, products = torch.get_num_threads(), torch.get_float32_matmul_precision()
     torch.set_num_threads(recipe.threads or threads)
     try:
         return Run(recipe, join(recipe), console, make_task).go()
     finally:
         torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(products)
 
 
 class Run:

@@ -64,7 +64,9 @@ class Schedule(Section):
 
     @model_validator(mode="after")
     def _fitting(self) -> Schedule:
-        if (self.name == "multi_step") != bool(self.milestones):
+        if self.name == "multi_step" and not self.milestones:
+            raise ValueError("name is 'multi_step' and there are no milestones; give them, such as [60 %, 90 %]")
+        if self.name != "multi_step" and self.milestones:
             given = [span.text for span in self.milestones]
             raise ValueError(f"name is {self.name!r} and milestones {given}; milestones belong to 'multi_step'")
         return self
@@ -177,6 +179,17 @@ def _above_zero(span: Span) -> Span:
     return span
 
 
+class _Once(yaml.SafeLoader):
+    """YAML in which a key that comes twice is an error; plain YAML takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
+        if twice:
+            raise yaml.constructor.ConstructorError(problem=f"{', '.join(twice)} comes twice{node.start_mark}")
+        return super().construct_mapping(node, deep)
+
+
 def load_recipe(file: str | os.PathLike[str], settings: Iterable[str] = ()) -> Recipe:
     """Read a recipe and apply ``settings``, such as "schedule.warmup=5" or "out=runs/try"."""
     path = Path(file)
@@ -186,7 +199,7 @@ def load_recipe(file: str | os.PathLike[str], settings: Iterable[str] = ()) -> R
             raise unknown_name(f"recipe in {path.parent}", path.name, near)
         raise LeadlineError(f"{path} does not exist; give a recipe, such as recipes/smoke_digits.yaml")
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), _Once)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise LeadlineError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):

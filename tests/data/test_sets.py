@@ -1,5 +1,6 @@
 """Sets in the hub's layout and as folders, decoded once: the pixels, the order, what is wrong with a file."""
 
+import io
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from image_files import Image, noise, pa, png, pq, write_cifar, write_folder, wr
 from leadline.data import cache
 from leadline.data.cache import decoded, encoded
 from leadline.data.kept import cache_folder
-from leadline.data.sets import open_rows
+from leadline.data.sets import decode, open_rows
 from leadline.data.vision import load_cifar10
 from leadline.errors import LeadlineError
 
@@ -44,6 +45,51 @@ def test_folder_rows_follow_classes_and_names(tmp_path: Path) -> None:
     with Image.open(tmp_path / "val/cat/0.png") as image:  # 40 x 40: resized as a whole
         expected = np.asarray(image.resize((16, 16), resample=Image.Resampling.BICUBIC)).transpose(2, 0, 1)
     assert np.array_equal(pixels[0].numpy(), expected)
+
+
+def test_links_that_move_to_another_class_take_their_label_along(tmp_path: Path) -> None:
+    write_folder(tmp_path / "pool")
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            at = tmp_path / "links" / split / name
+            at.mkdir(parents=True)
+            for i in range(3):
+                (at / f"{name}{i}.png").symlink_to(tmp_path / "pool" / "train" / name / f"{i}.png")
+
+    def labels() -> list[int]:
+        return decoded(open_rows("folder", tmp_path / "links", "train"), 8, tmp_path / "cache").labels.tolist()
+
+    assert labels() == [0, 0, 0, 1, 1, 1]
+    (tmp_path / "links/train/cat/cat2.png").rename(tmp_path / "links/train/dog/cat2.png")
+    assert labels() == [0, 0, 1, 1, 1, 1]
+
+
+def test_hidden_files_and_folders_are_no_images_and_no_classes(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    (tmp_path / "train/.ipynb_checkpoints").mkdir()
+    (tmp_path / "train/cat/._0.png").write_bytes(b"no image")
+    rows = open_rows("folder", tmp_path, "train")
+    assert (rows.classes, len(rows)) == (2, 12)
+
+
+def test_deep_pixels_are_scaled_or_refused() -> None:
+    ramp = np.arange(0, 65536, 256, dtype=np.uint16).reshape(16, 16)
+    assert np.array_equal(np.asarray(decode(png(ramp), "x"))[..., 0], ramp >> 8)
+    buffer = io.BytesIO()
+    Image.fromarray(np.ones((4, 4), np.float32)).save(buffer, format="TIFF")
+    with pytest.raises(LeadlineError, match=r"x is no image that can be decoded \(ValueError: its numbers are floats"):
+        decode(buffer.getvalue(), "x")
+
+
+def test_shards_that_lack_or_come_twice(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a" / "train-00001-of-00005.parquet", [png(noise(1)[0])], label=[1])
+    with pytest.raises(LeadlineError, match=r"a has 1 of 5 train files by their names"):
+        open_rows("cifar10", tmp_path, "train")
+    write_cifar(tmp_path / "two" / "b")
+    (tmp_path / "two" / "b" / "plain_text").rename(tmp_path / "two" / "c")
+    write_cifar(tmp_path / "two")
+    with pytest.raises(LeadlineError, match=r"train-\*.parquet is in .*c and in .*plain_text; give one of these"):
+        open_rows("cifar10", tmp_path / "two", "train")
 
 
 def test_decoded_once_and_again_when_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

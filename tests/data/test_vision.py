@@ -93,9 +93,10 @@ def test_bad_input(folder: Path, tmp_path: Path) -> None:
         load_cifar10("valid", folder)
     with pytest.raises(LeadlineError, match="limit is 0"):
         load_cifar10("test", folder, 0)
-    pq.write_table(pa.table({"image": [1], "fine_label": [2]}), tmp_path / "test-other.parquet")
+    (tmp_path / "other").mkdir()
+    pq.write_table(pa.table({"image": [1], "fine_label": [2]}), tmp_path / "other" / "test-other.parquet")
     with pytest.raises(LeadlineError, match="columns are image, fine_label"):
-        load_cifar10("test", tmp_path, 1)
+        load_cifar10("test", tmp_path / "other", 1)
     (folder / "plain_text" / "test-00000-of-00001.parquet").write_bytes(b"not parquet")
     with pytest.raises(LeadlineError, match="cannot be read as parquet"):
         load_cifar10("test", folder / "plain_text")

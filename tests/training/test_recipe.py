@@ -34,7 +34,11 @@ LEAST = {"model": {"name": "vit_tiny"}, "data": {"name": "digits"}, "length": 3}
         ({"optimizer": {"name": "adamm"}}, "unknown optimizer.name 'adamm'; allowed: adam, adamw"),
         ({"length": "10 %"}, "length: '10 %' is a share"),
         ({"length": "soon"}, "length: 'soon' is no span; write 5"),
-        ({"schedule": {"name": "multi_step"}}, "schedule: name is 'multi_step' and milestones"),
+        ({"schedule": {"name": "multi_step"}}, "schedule: name is 'multi_step' and there are no milestones"),
+        (
+            {"schedule": {"milestones": ["70 %"]}},
+            r"schedule: name is 'cosine' and milestones \['70 %'\]; milestones belong",
+        ),
         ({"batch": {"size": 10, "accumulate": 4}}, "batch: size is 10 and accumulate 4; accumulate must divide size"),
         ({"graph": True, "checkpointing": True}, "recipe: graph and checkpointing are both true"),
         ({"graph": True, "distributed": "fsdp"}, "recipe: graph is true and distributed 'fsdp'"),
@@ -87,6 +91,9 @@ def test_files_that_are_no_recipes(tmp_path):
     (tmp_path / "broken.yaml").write_text("model: {name: [\n")
     with pytest.raises(LeadlineError, match="holds no mapping"):
         load_recipe(tmp_path / "list.yaml")
+    (tmp_path / "twice.yaml").write_text("optimizer: {lr: 2}\nmodel: {name: vit_tiny}\noptimizer: {name: adam}\n")
+    with pytest.raises(LeadlineError, match=r"is not YAML: optimizer comes twice"):
+        load_recipe(tmp_path / "twice.yaml")
     with pytest.raises(LeadlineError, match="is not YAML"):
         load_recipe(tmp_path / "broken.yaml")
     with pytest.raises(LeadlineError, match=r"did you mean 'broken.yaml'"):

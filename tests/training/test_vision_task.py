@@ -17,6 +17,7 @@ from leadline.training.tasks import build_task
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
+Image = pytest.importorskip("PIL.Image")
 CPU = torch.device("cpu")
 MODEL = {"name": "vit_tiny", "depth": 1, "dim": 16, "heads": 2, "patch_size": 4, "pool": "max"}
 
@@ -106,6 +107,22 @@ def test_limit(limit: int | None) -> None:
     assert sorted(torch.cat(list(members.values())).tolist()) == list(range(count))
     assert len(members["valid"]) == round(count / 4)
     assert task.batches.steps_per_epoch == (count - round(count / 4)) // 64
+
+
+def test_a_limit_and_a_probe_of_a_folder_see_every_class(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for label, name in enumerate(("a", "b", "c")):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(12):
+                image = Image.new("RGB", (8, 8), (80 * label, 0, 0))
+                image.save(tmp_path / split / name / f"{i}.png")
+    data = {"name": "folder", "path": str(tmp_path), "store": "memory", "image_size": 8, "limit": 18, "valid": 0.01}
+    task = build_task(recipe(data={**data, "cache": str(tmp_path / "cache")}, batch={"size": 4}), CPU)
+    members = task.members  # type: ignore[attr-defined]
+    assert len(members["valid"]) == 1  # never none where some were asked for
+    assert len({*members["train"].tolist()} | {*members["valid"].tolist()}) == 18
+    assert {int(i) // 12 for i in members["train"]} == {0, 1, 2}
+    assert len(task.images(6).flatten(1).mean(1).unique()) == 3  # type: ignore[attr-defined]
 
 
 def write_images(folder: Path) -> None:

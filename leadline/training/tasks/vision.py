@@ -176,16 +176,19 @@ class VisionTask:
         return self._sweeps[split]
 
     def probe_inputs(self) -> Tensor:
-        """The first test images, (16, C, size, size)."""
+        """A few test images, (16, C, size, size)."""
         return self.images(_PROBED)
 
     def images(self, count: int) -> Tensor:
-        """The first ``count`` test images as the model takes them, the same in every process."""
+        """The first ``count`` test images as the model takes them, of a folder some of every class."""
         import torch
 
         from leadline.data.sweep import Sweep
 
-        members = torch.arange(min(count, len(self.test.labels)))
+        total = len(self.test.labels)
+        members = torch.arange(min(count, total))
+        if self.data.name == "folder":
+            members = members * (total // len(members))
         pixels, _, _ = next(iter(Sweep(self.test, members, self.look, self.device, len(members))))
         return pixels
 
@@ -244,9 +247,12 @@ def _split(count: int, data: VisionData) -> dict[str, Tensor]:
     """Which training images are trained on and which are held out; the same ones for every seed of a run."""
     import torch
 
+    members = torch.arange(count)
+    if data.limit and data.name == "folder":  # whose images are in the order of their classes
+        members = torch.randperm(count, generator=torch.Generator().manual_seed(1))
     count = min(count, data.limit or count)
-    held = round(data.valid * count)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    held = max(round(data.valid * count), int(data.valid > 0))
+    order = members[torch.randperm(count, generator=torch.Generator().manual_seed(0))]
     return {"train": order[held:].sort().values, "valid": order[:held].sort().values}
 
 
