@@ -91,6 +91,12 @@ def plain_loop(recipe, scaler=None, dtype=None):
     return model, average.module, rows
 
 
+def test_torch_is_left_as_it_was(tmp_path):
+    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    train(toy_recipe(tmp_path, precision="bf16", threads=1), make_task=ToyTask)
+    assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == before
+
+
 @pytest.mark.parametrize("name", ["adamw", "adam"])
 def test_it_is_the_loop_one_would_write_in_torch(tmp_path, name):
     recipe = toy_recipe(
