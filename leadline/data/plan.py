@@ -82,6 +82,7 @@ class Order:
 
 
 def listed(rows: slice | Tensor) -> list[int]:
+    """Places as ``Order.rows`` gives them, one by one."""
     return list(range(rows.start, rows.stop)) if isinstance(rows, slice) else rows.tolist()
 
 

@@ -28,7 +28,7 @@ from leadline.errors import LeadlineError
 _FORMAT = 2  # changes when what is stored changes
 _LEARNT = {"word": 2, "bpe": 1}  # the same for vocabularies
 _TOKENS, _SIZES = "tokens.npy", "sizes.json"
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ def _unknown(ids: np.ndarray, text: str, tokenizer: Tokenizer) -> int:
 
 
 def _made(
-    key: list[object], cache: str | os.PathLike[str] | None, make: Callable[[Path], object], load: Callable[[Path], T]
-) -> T:
+    key: list[object], cache: str | os.PathLike[str] | None, make: Callable[[Path], object], load: Callable[[Path], _T]
+) -> _T:
     """What is kept under ``key``; made where it is not there, or is damaged."""
 
     def whole(folder: Path) -> bool:

@@ -118,6 +118,7 @@ class PairTokenizer:
         self.inner = inner
         # GPT-2's way to part a text is the same before and after a line's end with no blanks around it
         self.parts = isinstance(inner.pre_tokenizer, need("tokenizers.pre_tokenizers", "hub").ByteLevel)
+        self.unknown = None if self.parts else _unknown_in(inner)  # bytes are never unknown
 
     @classmethod
     def train(cls, blocks: Iterable[str], vocab_size: int = 16384) -> PairTokenizer:
@@ -148,14 +149,15 @@ class PairTokenizer:
     def size(self, token: int) -> int:
         return len(self.inner.id_to_token(token) if self.parts else self.decode([token]).encode())
 
-    @property
-    def unknown(self) -> int | None:
-        """What stands for all that it does not know; bytes are never unknown."""
-        name = None if self.parts else getattr(self.inner.model, "unk_token", None)
-        return getattr(self.inner.model, "unk_id", None) if name is None else self.inner.token_to_id(name)
-
     def to_json(self) -> str:
         return self.inner.to_str()
+
+
+def _unknown_in(inner: Any) -> int | None:
+    """The id that stands for all that a tokenizer of ``tokenizers`` does not know."""
+    model = json.loads(inner.to_str())["model"]  # by name in some kinds, by id in others
+    name = model.get("unk_token")
+    return model.get("unk_id") if name is None else inner.token_to_id(name)
 
 
 def make_tokenizer(kind: str, blocks: Iterable[str], vocab_size: int | None = None) -> Tokenizer:

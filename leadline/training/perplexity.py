@@ -173,18 +173,20 @@ def score_segments(
     shared = lanes % world == 0
     share = lanes // world if shared else lanes
     starts = ((rank * share if shared else 0) + np.arange(share)) * each
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    memory = None
-    for at, end in _segments(each, length):
-        window = torch.from_numpy(ids[starts[:, None] + np.arange(at, end + 1)].astype(np.int64)).to(device)
-        loss, memory = model(window[:, :-1], memory, window[:, 1:])
-        total += loss.double() * (share * (end - at))
-    memory = None if memory is None else tuple(part[-1:] for part in memory)
-    counts = not shared or rank == world - 1  # all make the same forward passes
-    for at, end in _segments(predicted - lanes * each, length):
-        window = torch.from_numpy(ids[None, lanes * each + np.arange(at, end + 1)].astype(np.int64)).to(device)
-        loss, memory = model(window[:, :-1], memory, window[:, 1:])
-        total += loss.double() * ((end - at) * counts)
+
+    def read(starts: np.ndarray, count: int, memory: Any) -> tuple[Tensor, Any]:
+        """Nats of ``count`` tokens after each start, and the memory then."""
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for at, end in _segments(count, length):
+            window = torch.from_numpy(ids[starts[:, None] + np.arange(at, end + 1)].astype(np.int64)).to(device)
+            loss, memory = model(window[:, :-1], memory, window[:, 1:])
+            total += loss.double() * (len(starts) * (end - at))
+        return total, memory
+
+    total, memory = read(starts, each, None)
+    rest, _ = read(np.array([lanes * each]), predicted - lanes * each, tuple(part[-1:] for part in memory))
+    if not shared or rank == world - 1:  # all made the same forward passes
+        total += rest
     return Score(_summed(total, world if shared else 1), predicted)
 
 

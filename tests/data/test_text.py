@@ -275,6 +275,8 @@ def test_an_unknown_token_of_any_tokenizer_is_counted(tmp_path):
     tokenizer = load_tokenizer(tmp_path)
     assert encode_text("lead line of lead", tokenizer).sizes.unknown == 1
     assert encode_text("lead line", tokenizer).sizes.unknown == 0
+    pieces = tokenizers.Tokenizer(tokenizers.models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0))
+    assert encode_text("aab", PairTokenizer(pieces)).sizes.unknown == 1
 
 
 def test_files_that_look_like_text_are_told(tmp_path):

@@ -97,6 +97,9 @@ def test_a_deep_decoder_with_the_better_of_two_rates(context):
         assert rows[0]["valid_loss"] == tried[f"{arm}, lr {better}"]
     assert len(list((made.out / "runs").glob("*.json"))) == 2 * 4 + 4 + 2 * 2 * 2
     assert {row["arm"] for row in result.tables["layers"]} == set(arms)
+    highest = [arm for arm in arms if tried[f"{arm}, lr 0.001"] <= tried[f"{arm}, lr 1e-09"]]
+    said_of = f"a higher one than was tried may be better for {', '.join(highest)}."
+    assert any(said_of in note for note in result.notes) == bool(highest)
     assert [row["place"] for row in result.tables["elsewhere"]] == ["1 layer"] * 4 + ["bytes"] * 4
     for lr in ("0.001", "1e-09"):
         gap = tried[f"both, lr {lr}"] - tried[f"pre-norm, lr {lr}"]
@@ -106,6 +109,10 @@ def test_a_deep_decoder_with_the_better_of_two_rates(context):
     kept = {path: path.stat().st_mtime_ns for path in (made.out / "runs").iterdir()}
     assert entry.run(made).tables["runs"] == result.tables["runs"]  # nothing is trained again
     assert {path: path.stat().st_mtime_ns for path in (made.out / "runs").iterdir()} == kept
+    assert all("cost" in row for row in result.shown)
+    shared = entry.run(replace(made, jobs=2))  # runs that share the machine say nothing of their cost
+    assert not any({"cost", "ms a step"} & set(row) for row in shared.shown)
+    assert any("2 at a time (for the cost of a step see" in note for note in shared.notes)
 
 
 def test_gpt2_with_carried_scores_and_where_learned_ones_go(context):
