@@ -191,6 +191,15 @@ FULL = {
 }
 
 
+@pytest.fixture
+def with_a_terminal():
+    """Under nohup the tests would begin with SIGHUP ignored, and a run keeps it so."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("with_a_terminal")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_step_saves_and_the_same_run_goes_on(tmp_path, number):
     train(toy_recipe(tmp_path / "calm", **FULL), make_task=ToyTask)
