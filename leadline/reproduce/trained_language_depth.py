@@ -34,6 +34,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "alpha": {"norm": "pre", **ALPHA},
     "alpha'": {"norm": "pre", **PRIME},
     "both": {"norm": "pre", **BOTH},
+    "post-norm, alpha": {"norm": "post", **ALPHA},
 }
 _SIZES: tuple[str, ...] = ("depth", "dim", "heads", "embedding_scale")
 
@@ -130,19 +131,25 @@ def _claims(found: Found) -> list[Claim]:
     return claims
 
 
+_BYTES = {"arms": ["pre-norm", "both"], "tokenizer": "byte", "vocab_size": None, "depth": 24, "dim": 384, "heads": 6,
+          "tokens": 512, "batch": 32, "length": "1200 steps", "lr": 1e-3}  # fmt: skip
+_PLACES: dict[str, dict[str, Any]] = {
+    "12 layers": {"arms": ["pre-norm", "alpha", "alpha'", "both"], "depth": 12},
+    "embeddings times 16": {"arms": ["pre-norm", "alpha", "both"], "embedding_scale": 16.0},
+    "bytes": _BYTES,
+    "bytes, embeddings times 50": {**_BYTES, "embedding_scale": 50.0},  # of deviation 1, as torch's own
+}
 ENTRY = Entry(
     "text-depth",
-    "A deep decoder on text: post-norm, pre-norm, de-escalated, alpha, alpha' and both",
+    "A deep decoder on text: post-norm, pre-norm, de-escalated, alpha, alpha' and both, and what changes the answer",
     run,
     {**TEXT_SETTING, "depth": 48, "dim": 256, "heads": 4, "tokens": 512, "batch": 16, "seeds": 2, "arms": list(ARMS),
-     "lrs": {"pre": [1e-3, 3e-4], "post": [3e-4, 1e-4]}, "compile": "blocks"},
+     "lrs": {"pre": [3e-4, 1e-3, 3e-3], "post": [1e-4, 3e-4, 1e-3]}, "compile": "blocks"},
     group="language",
     text=True,
     budgets={
-        "short": {"length": "2000 steps", "evaluate": "400 steps", "places": {}},
-        "full": {"length": "20000 steps", "evaluate": "1000 steps", "places": {
-            "12 layers": {"arms": ["pre-norm", "alpha", "alpha'", "both"], "depth": 12},
-            "large embeddings": {"arms": ["pre-norm", "alpha", "both"], "embedding_scale": 16.0},
-        }},
+        "short": {"length": "2000 steps", "evaluate": "400 steps", "places": {
+            "4000 steps": {"arms": ["pre-norm", "alpha"], "length": "4000 steps"}, **_PLACES}},
+        "full": {"length": "20000 steps", "evaluate": "1000 steps", "places": _PLACES},
     },
 )  # fmt: skip

@@ -253,7 +253,7 @@ ENTRY = Entry(
     "HOP: ViT without skips on CIFAR-10 by depth, four ways",
     run,
     {"dim": 192, "heads": 3, "depths": [2, 4, 8, 12], "inits": ["trunc_normal", "xavier"], "other_depths": [8],
-     "lrs": [3e-4, 1e-3, 3e-3], "seeds": 3, "probed": 16},
+     "lrs": [1e-4, 3e-4, 1e-3, 3e-3], "seeds": 3, "probed": 16},
     group="trained",
     images=True,
     budgets={
