@@ -113,11 +113,14 @@ class VisionBatches:
         return self.normalise(images if images.shape[-1] == self.look.size else resize(images, self.look.size))
 
     def _erase(self, pixels: Tensor, step: int, places: list[int]) -> None:
-        """timm's random erasing in place; each image has a seed of its own."""
+        """timm's random erasing in place, of images drawn for the whole batch; each has a seed of its own."""
+        generator = torch.Generator().manual_seed(mix_seed(self.seed, ERASE, step))
+        wanted = (torch.rand(self.order.batch, generator=generator) < self.augmentation.erase).tolist()
         with generators_kept(self.device):
-            for image, place in zip(pixels, places, strict=True):
-                reseed(mix_seed(self.seed, ERASE, step, place), self.device)
-                self.eraser(image)
+            for row, place in enumerate(places):
+                if wanted[place]:
+                    reseed(mix_seed(self.seed, ERASE, step, place), self.device)
+                    self.eraser(pixels[row])
 
 
 def _make_mix(a: Augmentation, classes: int, batch: int) -> Any:
@@ -133,4 +136,4 @@ def _make_mix(a: Augmentation, classes: int, batch: int) -> Any:
 def _make_eraser(a: Augmentation, device: torch.device) -> Any:
     if not a.erase:
         return None
-    return need("timm.data.random_erasing", "timm").RandomErasing(a.erase, mode="pixel", device=device)
+    return need("timm.data.random_erasing", "timm").RandomErasing(1.0, mode="pixel", device=device)

@@ -40,6 +40,11 @@ class Processes:
     def main(self) -> bool:
         return self.rank == 0
 
+    @property
+    def alone_on_a_gpu(self) -> bool:
+        """What a CUDA graph of the whole step needs."""
+        return self.mode == "one" and self.device.type == "cuda"
+
     def agree(self, value: T) -> T:
         """Rank 0's value, on every process."""
         if self.world == 1:
@@ -87,11 +92,6 @@ def join(recipe: Recipe) -> Processes:
         )
         found = Processes(
             state.process_index, state.num_processes, torch.device(state.device), "fsdp" if sharded else "ddp"
-        )
-    if recipe.graph and (found.world > 1 or found.device.type != "cuda"):
-        raise LeadlineError(
-            f"graph is true with {found.world} process(es) on {found.device.type}; a CUDA graph holds the step of one "
-            "process on one GPU: set graph=false"
         )
     return found
 

@@ -100,6 +100,9 @@ class Run:
             self.out, start, self.total, console=self.console, main=self.processes.main, tensorboard=tensorboard
         )
         held.callback(self._close_logs)
+        if self.recipe.graph and not self.processes.alone_on_a_gpu:
+            found = f"{self.processes.world} process(es) on {self.processes.device.type}"
+            self.logs.say(f"no CUDA graph, which is for one process on a GPU: this run has {found}")
         self.began = self.last_read = time.monotonic()
         self.read_after = start  # steps done when the figures were last read, or when this process began
         with StopRequest() as request:
@@ -370,7 +373,7 @@ def prepare_step(recipe: Recipe, task: Task, model: nn.Module, processes: Proces
     elif recipe.compile == "model":
         model.compile(options=options)
     called = replicate(model, processes, unused) if processes.mode == "ddp" else model
-    kind = GraphStep if recipe.graph else Step
+    kind = GraphStep if recipe.graph and processes.alone_on_a_gpu else Step
     return kind(recipe, task, model, called, Weights(model, processes), processes, rate)
 
 

@@ -128,7 +128,7 @@ class Recipe(Section):
     augment: Augment = Augment()
     precision: Literal["float32", "tf32", "bf16", "fp16"] = "float32"  # bf16, fp16: autocast, weights in float32
     compile: Literal["none", "blocks", "model"] = "none"  # blocks: one compilation serves all of them
-    graph: bool = False  # the whole step as one CUDA graph
+    graph: bool = False  # the whole step as one CUDA graph, where one process has one GPU
     checkpointing: bool = False  # recompute activations in the backward pass
     distributed: Literal["auto", "ddp", "fsdp"] = "auto"  # auto: as accelerate is configured, else ddp
     evaluate: Span = Span(1)  # how often
@@ -159,8 +159,6 @@ class Recipe(Section):
     def _possible(self) -> Recipe:
         if self.graph and self.checkpointing:
             raise ValueError("graph and checkpointing are both true; a CUDA graph cannot recompute, choose one")
-        if self.graph and self.distributed == "fsdp":
-            raise ValueError("graph is true and distributed 'fsdp'; a CUDA graph is for one process, choose one")
         if self.regularise.drop_path and "drop_path" in (self.model.model_extra or {}):
             raise ValueError("regularise.drop_path and model.drop_path are both given; keep one")
         return self

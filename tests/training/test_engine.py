@@ -565,9 +565,15 @@ def test_compiled_blocks_are_compiled_once_and_give_the_same(tmp_path, monkeypat
     assert (tmp_path / "blocks" / "probe.csv").is_file()
 
 
+def test_a_recipe_with_a_graph_runs_without_a_gpu_and_says_so(tmp_path, capsys):
+    train(toy_recipe(tmp_path / "plain", device="cpu"), make_task=ToyTask)
+    assert "CUDA graph" not in capsys.readouterr().err
+    train(toy_recipe(tmp_path / "graph", device="cpu", graph=True), make_task=ToyTask)
+    assert "this run has 1 process(es) on cpu" in capsys.readouterr().err
+    assert log_of(tmp_path / "graph") == log_of(tmp_path / "plain")
+
+
 def test_what_cannot_be_is_refused_at_once(tmp_path):
-    with pytest.raises(LeadlineError, match=r"graph is true with 1 process.* on cpu"):
-        train(toy_recipe(tmp_path, graph=True), make_task=ToyTask)
     with pytest.raises(LeadlineError, match="'fsdp' and this is the only process"):
         train(toy_recipe(tmp_path, distributed="fsdp"), make_task=ToyTask)
     with pytest.raises(LeadlineError, match=r"batch.size is 128; the data set has fewer samples"):

@@ -9,7 +9,7 @@ from training_toys import CarryTask, ToyTask, toy_recipe
 
 from leadline.errors import LeadlineError
 from leadline.training import graph
-from leadline.training.distributed import join
+from leadline.training.distributed import Processes, join
 from leadline.training.engine import prepare_step
 from leadline.training.schedule import LearningRate
 
@@ -31,6 +31,7 @@ def no_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(Processes, "alone_on_a_gpu", True)
 
 
 def steps(tmp_path, task, as_graph, **settings):

@@ -41,7 +41,6 @@ LEAST = {"model": {"name": "vit_tiny"}, "data": {"name": "digits"}, "length": 3}
         ),
         ({"batch": {"size": 10, "accumulate": 4}}, "batch: size is 10 and accumulate 4; accumulate must divide size"),
         ({"graph": True, "checkpointing": True}, "recipe: graph and checkpointing are both true"),
-        ({"graph": True, "distributed": "fsdp"}, "recipe: graph is true and distributed 'fsdp'"),
         ({"checkpoint": {"every": 0}}, "checkpoint.every: '0' must be above 0"),
         ({"optimizer": {"lr": float("nan")}}, "optimizer.lr is nan"),
         ({"optimizer": {"betas": [0.9]}}, r"optimizer.betas is \[0.9\]; it must have 2 values"),
