@@ -168,4 +168,6 @@ def _table(rows: list[dict[str, str]]) -> list[str]:
 def _plain(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(_plain(item) for item in value)
+    if isinstance(value, dict):
+        return f"({', '.join(f'{name} {_plain(item)}' for name, item in value.items())})"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,8 +72,8 @@ def run(context: Context) -> Result:
     elsewhere = {place: {arm: made[name] for arm, name in there.items()} for place, there in places.items()}
     by_norm = "; ".join(f"{norm}-norm {' or '.join(f'{lr:g}' for lr in some)}" for norm, some in setting["lrs"].items())
     notes = [
-        f"Validation loss against pre-norm: {_gaps(found)}.",
-        *(f"The same with {place}: {_gaps(some)}." for place, some in elsewhere.items()),
+        f"Validation loss, and against pre-norm: {_gaps(found)}.",
+        *(f"With {place}{_rates_there(setting['places'][place])}: {_gaps(some)}." for place, some in elsewhere.items()),
         f"Learning rates, the best ({by_norm}) by the validation loss of the first seed, which counts below "
         "too: " + ", ".join(f"{arm} {lr:g}" for arm, lr in rates.items()) + _at_the_edge(rates, lrs),
         *_by_rate(tried, lrs),
@@ -92,8 +93,16 @@ def run(context: Context) -> Result:
     return Result(claims, tables, lambda: curves_figure(found), notes, shown=table_of(context, found, "pre-norm"))
 
 
+def _rates_there(change: Mapping[str, Any]) -> str:
+    return f", at {change['lr']:g}" if "lr" in change else ", each at its rate of below"
+
+
 def _gaps(found: Found) -> str:
-    return "; ".join(said(arm, kept, found["pre-norm"]) for arm, kept in found.items() if arm != "pre-norm")
+    base = found["pre-norm"]
+    values = figure_of(base, "valid_loss")
+    level = f"{statistics.fmean(values):.3f}" if values else "diverged"
+    gaps = (said(arm, kept, base) for arm, kept in found.items() if arm != "pre-norm")
+    return f"pre-norm {level}; {'; '.join(gaps)}"
 
 
 def _at_the_edge(rates: Mapping[str, float], lrs: Mapping[str, Sequence[float]]) -> str:
