@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -83,17 +83,18 @@ class Rows(Protocol):
         ...
 
 
-def open_rows(name: str, path: str | Path | None, split: str) -> Rows:
+def open_rows(name: str, path: str | Path | None, split: str, classes: Sequence[str] | None = None) -> Rows:
     """The rows of a split of CIFAR-10, CIFAR-100, ImageNet-1k or a folder of class folders.
 
-    ``path`` is a local copy; without it ``datasets`` downloads the set, or finds it in its cache.
+    path     a local copy; without it ``datasets`` downloads the set, or finds it in its cache.
+    classes  of a folder, in the order of their labels; None: those of its training images.
     """
     check_choice("set of images", name, [*LAYOUTS, "folder"])
     check_choice("split", split, SPLITS)
     if name == "folder":
         if path is None:
             raise LeadlineError("data.name is 'folder' and data.path is not given; give the folder with train and test")
-        return FolderRows(Path(path), split)
+        return FolderRows(Path(path), split, classes)
     layout = LAYOUTS[name]
     rows: Rows = HubRows(layout, split) if path is None else ParquetRows(layout, Path(path), split)
     if not len(rows):
@@ -202,19 +203,20 @@ class HubRows:
 class FolderRows:
     """A folder ``train`` and a folder ``test`` (or ``val``, ``validation``), in each a folder of images per class."""
 
-    def __init__(self, folder: Path, split: str) -> None:
+    def __init__(self, folder: Path, split: str, classes: Sequence[str] | None = None) -> None:
         names = ("train",) if split == "train" else ("test", "val", "validation")
         root = next((folder / name for name in names if (folder / name).is_dir()), None)
         if root is None:
             raise LeadlineError(
                 f"{folder} has no folder {' or '.join(names)}; it must hold train and test, in each a folder per class"
             )
-        self.names = [at.name for at in _folders(folder / "train")]
+        self.names = [at.name for at in _folders(folder / "train")] if classes is None else list(classes)
         self.classes = len(self.names)
         self.files: list[tuple[Path, int]] = []
         for at in _folders(root):
             if at.name not in self.names:
-                raise LeadlineError(f"{at} is a class that {folder / 'train'} has not; the class folders must agree")
+                known = f"of {folder / 'train'}" if classes is None else f"that was trained ({_some(self.names)})"
+                raise LeadlineError(f"{at} is no class {known}; the class folders must agree")
             found = sorted(file for file in at.rglob("[!.]*") if file.suffix.lower() in _SUFFIXES and file.is_file())
             self.files += [(file, self.names.index(at.name)) for file in found]
         if not self.files:
@@ -279,6 +281,10 @@ def bad_label(label: object, classes: int, where: str) -> LeadlineError:
     return LeadlineError(
         f"{where} has the label {label!r}; it must be a whole number from 0 to {classes - 1}, correct or remove it"
     )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
 
 def _folders(folder: Path) -> list[Path]:

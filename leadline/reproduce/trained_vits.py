@@ -72,7 +72,6 @@ def recipe(setting: Mapping[str, Any], size: str, arm: str, seed: int) -> dict[s
     low = 1e-6 / rate
     return {
         **common,
-        "graph": False,  # the work of a step hides what it costs to launch it
         "model": {**setting["models"][size], "patch_size": 16, **cure},
         "data": {"name": "cifar10", "image_size": 224},
         "length": "310 epochs",

@@ -18,10 +18,10 @@ from leadline.models.base import CONFIG_FILE
 from leadline.models.checkpoints import STATE, Saved, check, find_checkpoint
 from leadline.models.io import averaged
 from leadline.probing import DepthReport, probe
+from leadline.training.folder import read_data
 from leadline.training.recipe import Recipe, load_recipe, parse_recipe
 from leadline.training.step import DTYPES
-from leadline.training.tasks import build_task
-from leadline.training.tasks.vision import VisionData
+from leadline.training.tasks.vision import VisionData, VisionTask
 
 FIGURES, REPORT, VIOLINS = "evaluation.json", "report", "violins.png"
 
@@ -33,6 +33,7 @@ class Evaluation:
     checkpoint: Path
     step: int
     split: str
+    data: str  # their folder, or the name of the set
     figures: dict[str, float]
     report: DepthReport
     files: list[Path] = field(default_factory=list)
@@ -44,6 +45,7 @@ class Evaluation:
             "checkpoint": str(self.checkpoint),
             "step": self.step,
             "split": self.split,
+            "data": self.data,
             **self.figures,
             **({"notes": self.notes} if self.notes else {}),
             "verdict": {"kind": verdict.kind, "text": verdict.text},
@@ -81,13 +83,15 @@ def evaluate(
     saved = _find(Path(folder), which, recipe)
     settings = _settings(saved, recipe, data)
     where = choose_device(device)
-    task = build_task(settings, where)
+    run = saved.folder.parent if recipe is None else Path(recipe).parent
+    task = VisionTask(settings, where, classes=read_data(run, "images").get("classes"))
     model = leadline.load(averaged(saved.folder)).to(where)
-    _check_fit(model, task.describe(), saved.folder)
+    _check_fit(model, task, saved.folder)
     dtype = DTYPES.get(settings.precision)
     with torch.no_grad(), nullcontext() if dtype is None else torch.autocast(where.type, dtype):
         figures = task.evaluate(model, split)
-    found = Evaluation(saved.folder, saved.step, split, figures, probe(model, task.probe_inputs()))
+    origin = settings.data.path or settings.data.name
+    found = Evaluation(saved.folder, saved.step, split, origin, figures, probe(model, task.probe_inputs()))
     if out is not None:
         found.files = write_evaluation(found, Path(out))
     return found
@@ -114,7 +118,7 @@ def _settings(saved: Saved, recipe: str | os.PathLike[str] | None, data: str | o
     tree = saved.state["recipe"] if recipe is None else load_for(recipe, VisionData, "images")
     if data is not None:
         tree = {**tree, "data": {**tree["data"], "path": str(data)}}
-    return parse_recipe(tree)
+    return parse_recipe({**tree, "out": None})
 
 
 def load_for(recipe: str | os.PathLike[str], data: type, kind: str) -> dict[str, Any]:
@@ -125,13 +129,11 @@ def load_for(recipe: str | os.PathLike[str], data: type, kind: str) -> dict[str,
     return given.model_dump(mode="json")
 
 
-def _check_fit(model: Any, data: dict[str, Any], origin: Path) -> None:
-    for option, name in (("num_classes", "classes"), ("image_size", "image_size")):
+def _check_fit(model: Any, task: VisionTask, origin: Path) -> None:
+    for option, given in (("num_classes", task.look.classes), ("image_size", task.look.size)):
         own = getattr(model.config, option, None)
-        if own != data.get(name):
-            raise LeadlineError(
-                f"{origin} has {option} {own} and the recipe's data {data.get(name)}; give its own recipe"
-            )
+        if own != given:
+            raise LeadlineError(f"{origin} has {option} {own} and the recipe's data {given}; give its own recipe")
 
 
 def write_evaluation(found: Evaluation, out: Path) -> list[Path]:

@@ -93,7 +93,8 @@ def evaluate_text(
     notes += [corpus.notice] if corpus.notice else []
     if data is not None and corpus.by_place:
         notes.append(f"{data} names no split: this is its part for {split}; to score all of it call it {split}.txt")
-    found = Evaluation(place, state.get("step", 0), split, figures, probe(model, stretches), notes=notes)
+    report = probe(model, stretches)
+    found = Evaluation(place, state.get("step", 0), split, corpus.origin, figures, report, notes=notes)
     if out is not None:
         found.files = write_evaluation(found, Path(out))
     return found

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, its text, and its summary."""
+"""The folder of a run: whose it is, its data, and its summary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from leadline.training.checkpoint import write_json
 from leadline.training.recipe import Recipe, parse_recipe
 from leadline.training.stop import Stopped
 
-RECIPE, SUMMARY, TEXT = "recipe.yaml", "summary.json", "text.json"
+RECIPE, SUMMARY = "recipe.yaml", "summary.json"
+DATA = {"text": "text.json", "images": "images.json"}
 
 # What may change when a run goes on: how it is computed and watched, how long it is, where its data lie.
 FREE = (
@@ -87,21 +88,17 @@ def claim(out: Path, recipe: Recipe) -> None:
         raise LeadlineError(f"out={out} cannot be used ({error}); give another folder") from error
 
 
-def claim_text(out: Path, found: dict[str, str], origin: str) -> None:
-    """Write down the text that a run begins with; a run that goes on must have the same, wherever it lies.
+def claim_data(out: Path, kind: str, found: dict[str, Any], origin: str) -> None:
+    """Write down the data that a run begins with; a run that goes on must have the same, wherever they lie.
 
-    found   a fingerprint of each split.
-    origin  what the error calls the text at hand.
+    kind    "text" or "images".
+    found   a fingerprint of each split, and what else must stay.
+    origin  what the error calls the data at hand.
     """
-    file = out / TEXT
-    try:
-        before = json.loads(file.read_text(encoding="utf-8")) if (out / RECIPE).is_file() else {}
-    except (OSError, ValueError):  # a run from before this was written down
-        before = {}
-    before = before if isinstance(before, dict) else {}
+    file, before = out / DATA[kind], read_data(out, kind) if (out / RECIPE).is_file() else {}
     if changed := [split for split, own in found.items() if before.get(split, own) != own]:
         raise LeadlineError(
-            f"{out} holds a run that began with another text: {', '.join(changed)} of {origin} differ; give the text "
+            f"{out} holds a run that began with other {kind}: {', '.join(changed)} of {origin} differ; give the {kind} "
             "it began with, or another out="
         )
     try:
@@ -109,6 +106,15 @@ def claim_text(out: Path, found: dict[str, str], origin: str) -> None:
         write_json(file, found)
     except OSError as error:
         raise LeadlineError(f"out={out} cannot be used ({error.strerror}); give another folder") from error
+
+
+def read_data(out: Path, kind: str) -> dict[str, Any]:
+    """What ``claim_data`` wrote down; empty for a run from before it did."""
+    try:
+        found = json.loads((out / DATA[kind]).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _compare(before: dict[str, Any], now: dict[str, Any], out: Path) -> None:

@@ -183,7 +183,7 @@ def test_a_run_goes_on_with_the_text_it_began_with_wherever_it_lies(folder, tmp_
     summary = train(recipe(moved, out, length="4 steps"), console=quiet())
     assert summary["steps"] == 4
     (moved / "valid.txt.gz").write_bytes(gzip.compress(b"another text, by the mark\n" * 40))
-    with pytest.raises(ll.LeadlineError, match=r"began with another text: valid of .*moved differ; give the text it"):
+    with pytest.raises(ll.LeadlineError, match=r"began with other text: valid of .*moved differ; give the text it"):
         train(recipe(moved, out, length="6 steps"), console=quiet())
     assert train(recipe(folder, out, length="6 steps"), console=quiet())["steps"] == 6
 

@@ -1,5 +1,7 @@
 """The task of image classification inside the engine: what it fills in, its loss, its evaluation, resuming."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import nn
 from leadline.data.digits import load_digits
 from leadline.errors import LeadlineError
 from leadline.training.engine import train
+from leadline.training.evaluate import evaluate
 from leadline.training.recipe import parse_recipe
 from leadline.training.tasks import build_task
 
@@ -177,3 +180,32 @@ def test_trains_on_files_and_goes_on_bit_for_bit(tmp_path: Path, data: dict[str,
     weights = [(tmp_path / run / "step-000032" / "model.safetensors").read_bytes() for run in ("whole", "parts")]
     assert weights[0] == weights[1]
     assert whole["test_accuracy"] >= 0.9
+
+
+def test_a_run_on_a_folder_keeps_its_classes(tmp_path: Path) -> None:
+    """A run that goes on needs the images it began with; its evaluation needs test images alone, of its classes."""
+    write_images(tmp_path)
+    data = {"name": "folder", "path": str(tmp_path / "folder"), "image_size": 16, "cache": str(tmp_path / "cache")}
+    tree = {"model": {**MODEL, "patch_size": 8}, "data": data, "batch": {"size": 16}, "out": str(tmp_path / "run")}
+    before = train(parse_recipe({**tree, "length": 1}))["test_accuracy"]
+    new = tmp_path / "new"
+    shutil.copytree(tmp_path / "folder" / "test" / "b", new / "test" / "b")
+    found = evaluate(tmp_path / "run", data=new, device="cpu", out=tmp_path / "found")
+    everything = evaluate(tmp_path / "run", device="cpu")
+    assert everything.figures["accuracy"] == before
+    right = [evaluate(tmp_path / "run", data=at, device="cpu").figures["accuracy"] for at in (new, half(tmp_path, "a"))]
+    assert sum(right) / 2 == pytest.approx(before)  # "b" is the second class here too, though it comes first
+    assert json.loads((tmp_path / "found" / "evaluation.json").read_text())["data"] == str(new) == found.data
+    (new / "test" / "b").rename(new / "test" / "zebra")
+    with pytest.raises(LeadlineError, match=r"zebra is no class that was trained \(a, b\)"):
+        evaluate(tmp_path / "run", data=new, device="cpu")
+    with pytest.raises(LeadlineError, match=r"new has no folder train"):
+        evaluate(tmp_path / "run", data=new, split="train", device="cpu")
+    (tmp_path / "folder" / "train" / "a" / "00.png").unlink()
+    with pytest.raises(LeadlineError, match=r"began with other images: train of .*folder differ; give the images it"):
+        train(parse_recipe({**tree, "length": 2}))
+
+
+def half(folder: Path, name: str) -> Path:
+    shutil.copytree(folder / "folder" / "test" / name, folder / "half" / "test" / name)
+    return folder / "half"

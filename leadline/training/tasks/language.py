@@ -73,7 +73,7 @@ class LanguageTask:
         from leadline.errors import LeadlineError
         from leadline.models import MODELS, TransformerXL
         from leadline.models.decoder import Decoder
-        from leadline.training.folder import claim_text
+        from leadline.training.folder import claim_data
         from leadline.training.perplexity import LEAKY
 
         assert isinstance(recipe.data, TextData)
@@ -125,7 +125,7 @@ class LanguageTask:
         if rank == 0 and recipe.out is not None:
             _keep_tokenizer(self.tokenizer, Path(recipe.out))
             found = {split: text.fingerprint() for split, text in self.texts.items()}
-            claim_text(Path(recipe.out), found, corpus.origin)
+            claim_data(Path(recipe.out), "text", found, corpus.origin)
 
     def make_model(self) -> nn.Module:
         from leadline.models import create_model

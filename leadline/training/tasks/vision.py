@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -84,35 +87,65 @@ class VisionTask:
 
     best: tuple[str, Literal["max", "min"]] = ("accuracy", "max")
 
-    def __init__(self, recipe: Recipe, device: torch.device, rank: int = 0, world: int = 1) -> None:
-        from leadline.data.batches import VisionBatches
+    def __init__(
+        self,
+        recipe: Recipe,
+        device: torch.device,
+        rank: int = 0,
+        world: int = 1,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        """``classes``: of a folder, as a run has trained them; None: those of its training images."""
+        from leadline.data.image_sets import ImageSets
         from leadline.data.prefetch import default_workers
+        from leadline.training.folder import claim_data
 
         assert isinstance(recipe.data, VisionData)
         self.recipe, self.data, self.device, self.rank, self.world = recipe, recipe.data, device, rank, world
-        self.train, self.test, self.look = _open(recipe.data)
-        self.test = _moved(self.test, device)
-        if recipe.augment.rand_augment is None:
-            self.train = _moved(self.train, device)
+        kept = self.data.model_dump(include={"name", "path", "image_size", "mean", "std", "store", "cache"})
+        self.sets = ImageSets(**kept, classes=classes)
+        self.look = self.sets.look()
         self.workers = default_workers(_local_world(world)) if recipe.data.workers is None else recipe.data.workers
-        self.members = _split(len(self.train.labels), recipe.data)
         self.smoothing = recipe.regularise.smoothing
-        self.batches: Batches = VisionBatches(
+        self._sweeps: dict[str, Sweep] = {}
+        if recipe.out is not None:
+            found = self.sets.fingerprints()
+            if rank == 0:
+                claim_data(Path(recipe.out), "images", found, self.data.path or self.data.name)
+
+    @cached_property
+    def train(self) -> Pixels | Encoded:
+        images = self.sets.images("train")
+        return images if self.recipe.augment.rand_augment is not None else _moved(images, self.device)
+
+    @cached_property
+    def test(self) -> Pixels | Encoded:
+        return _moved(self.sets.images("test"), self.device)
+
+    @cached_property
+    def members(self) -> dict[str, Tensor]:
+        """Which training images are trained on and which are held out."""
+        return _split(len(self.train.labels), self.data)
+
+    @cached_property
+    def batches(self) -> Batches:
+        from leadline.data.batches import VisionBatches
+
+        return VisionBatches(
             self.train,
             self.members["train"],
             self.look,
-            _augmentation(recipe),
-            batch=recipe.batch.size,
-            accumulate=recipe.batch.accumulate,
-            seed=recipe.seed,
-            device=device,
+            _augmentation(self.recipe),
+            batch=self.recipe.batch.size,
+            accumulate=self.recipe.batch.accumulate,
+            seed=self.recipe.seed,
+            device=self.device,
             workers=self.workers,
         )
-        self._sweeps: dict[str, Sweep] = {}
 
     @property
     def watched(self) -> Literal["valid", "test"]:
-        return "valid" if len(self.members["valid"]) else "test"
+        return "valid" if self.data.valid else "test"
 
     def make_model(self) -> nn.Module:
         from leadline.models import create_model
@@ -201,39 +234,6 @@ class VisionTask:
             "valid_images": len(self.members["valid"]),
             "test_images": len(self.test.labels),
         }
-
-
-def _open(data: VisionData) -> tuple[Pixels | Encoded, Pixels | Encoded, Any]:
-    """Training and test images, and how they reach the model."""
-    from leadline.data.cache import decoded, encoded
-    from leadline.data.plan import Look
-    from leadline.data.sets import IMAGENET_MEAN, IMAGENET_STD, LAYOUTS, open_rows
-
-    train: Any
-    test: Any
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    if data.name == "digits":
-        from leadline.data.digits import DIGITS_MEAN, DIGITS_STD, digits_as_bytes
-
-        train, test = digits_as_bytes()
-        classes, size, mean, std = 10, 8, DIGITS_MEAN, DIGITS_STD
-    else:
-        rows = {split: open_rows(data.name, data.path, split) for split in ("train", "test")}
-        classes = rows["train"].classes
-        layout = LAYOUTS.get(data.name)
-        size = 224 if layout is None or layout.size is None else layout.size
-        mean, std = (layout.mean, layout.std) if layout else (IMAGENET_MEAN, IMAGENET_STD)
-        if layout is not None and layout.size is not None:
-            train, test = (decoded(rows[split], layout.size, data.cache) for split in ("train", "test"))
-        elif data.store == "memory":
-            train, test = (decoded(rows[split], data.image_size or size, data.cache) for split in ("train", "test"))
-        else:
-            train, test = (encoded(rows[split], data.cache) for split in ("train", "test"))
-    for name, given, own in (("mean", data.mean, mean), ("std", data.std, std)):
-        if given is not None and len(given) != len(own):
-            raise LeadlineError(f"data.{name} has {len(given)} numbers; these images have {len(own)} channels")
-    return train, test, Look(data.image_size or size, data.mean or mean, data.std or std, classes)
 
 
 def _moved(images: Pixels | Encoded, device: torch.device) -> Pixels | Encoded:
