@@ -7,6 +7,7 @@ step after it, until the loop reads the answer. The weights are then still those
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -22,6 +23,7 @@ from leadline.training.schedule import LearningRate
 from leadline.training.tasks.base import Carry, Task
 
 FIRST_SCALE, GROW, SHRINK, GROW_AFTER = 2.0**16, 2.0, 0.5, 2000  # torch's GradScaler's
+SKIPPED = "skipped"  # the part of the steps that the loss scale was too large for
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 Part = Callable[[int], dict[str, Tensor]]
@@ -121,7 +123,10 @@ class Step:
             torch._amp_update_scale_(self.scale, self.good_steps, self.skip, GROW, SHRINK, GROW_AFTER)
         if self.ema is not None and self.recipe.regularise.ema is not None:
             torch._foreach_lerp_(self.ema, [p.detach() for p in self.weights.local], 1 - self.recipe.regularise.ema)
-        self._add({"loss": means["loss"], "gradient_norm": norm, **means})
+        skipped = {SKIPPED: (~norm.isfinite()).float()} if self.recipe.precision == "fp16" else {}
+        if skipped:
+            norm = norm.nan_to_num(nan=0.0, posinf=0.0)
+        self._add({"loss": means["loss"], "gradient_norm": norm, **skipped, **means})
 
     def _judge(self, loss: Tensor, norm: Tensor) -> None:
         """Did this step go wrong? With fp16 an overflowing gradient only lowers the scale, until there is none left."""
@@ -148,9 +153,11 @@ class Step:
     def read(self, steps: int) -> dict[str, float]:
         """Means over the ``steps`` since the last reading, over all processes. Waits for the device."""
         assert self.sums is not None
-        means = (self.processes.mean(self.sums) / steps).tolist()
+        means = dict(zip(self.names, (self.processes.mean(self.sums) / steps).tolist(), strict=True))
         self.sums.zero_()
-        return dict(zip(self.names, means, strict=True))
+        if skipped := means.get(SKIPPED):  # their gradients overflowed: the norm is that of the other steps
+            means["gradient_norm"] = means["gradient_norm"] / (1 - skipped) if skipped < 1 else math.inf
+        return means
 
     def failed(self) -> int | None:
         """The first step that went wrong on any process. Waits for the device."""

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -129,6 +130,16 @@ def test_fp16_scales_the_loss_as_torchs_scaler_does(tmp_path, monkeypatch):
         torch.testing.assert_close(saved.tensors("model")[key], value, rtol=1e-4, atol=2e-5)
     updates = saved.tensors("optimizer")["step.head.weight"].item()
     assert 3 < updates < 12
+    rows = log_of(tmp_path)
+    assert sum(row["skipped"] for row in rows) == 12 - updates
+    assert all(row["gradient_norm"] == math.inf if row["skipped"] else row["gradient_norm"] < 100 for row in rows)
+    train(
+        toy_recipe(tmp_path / "rare", precision="fp16", model={"qkv_bias": False}, log={"every": 12}), make_task=ToyTask
+    )
+    (row,) = log_of(tmp_path / "rare")
+    kept = [row["gradient_norm"] for row in rows if not row["skipped"]]
+    assert row["skipped"] == pytest.approx(1 - updates / 12)
+    assert row["gradient_norm"] == pytest.approx(sum(kept) / len(kept), rel=1e-3)
 
 
 def test_accumulated_parts_are_one_batch(tmp_path):
