@@ -73,6 +73,8 @@ class BlockConfig:
                 raise LeadlineError(f"scheme is {self.scheme!r}; give attention='hopfield' with it")
         if self.shared_layers and self.drop_path:
             raise LeadlineError(f"drop_path is {self.drop_path}; shared layers are one block, set it to 0")
+        if self.drop_path and not self.skip:
+            raise LeadlineError(f"drop_path is {self.drop_path} and skip false; without skips no path can be dropped")
         if self.ffn == 0 and self.de_escalation and self.de_escalation_at == "ffn-input":
             raise LeadlineError("de_escalation_at is 'ffn-input' and ffn 0; there is no MLP to put it before")
 

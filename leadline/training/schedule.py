@@ -33,9 +33,11 @@ class LearningRate:
                 f"schedule.warmup and schedule.cooldown take {self.warmup} + {self.cooldown} steps; "
                 f"the run has {total}: make them shorter, or length longer"
             )
-        late = [span.text for span, at in zip(schedule.milestones, self.milestones, strict=True) if at >= total]
-        if late:
-            raise LeadlineError(f"schedule.milestones has {late[0]!r}, which lies after the last of {total} steps")
+        body = total - self.cooldown
+        for span, at in zip(schedule.milestones, self.milestones, strict=True):
+            if at >= body:
+                end = f"in the cool-down, from step {body} on" if at < total else f"after the last of {total} steps"
+                raise LeadlineError(f"schedule.milestones has {span.text!r}, which lies {end}; make it earlier")
 
     def __call__(self, step: int) -> float:
         s = self.schedule

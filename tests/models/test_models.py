@@ -256,6 +256,7 @@ def test_initialisations():
         (lambda: ll.create_model("deit_tiny", pool="max"), "it needs pool 'cls'"),
         (lambda: ll.create_model("vit_tiny", distillation="both"), "unknown distillation 'both'"),
         (lambda: ll.create_model("albert_base", drop_path=0.1), "shared layers are one block"),
+        (lambda: ll.create_model("vit_tiny", drop_path=0.1, skip=False), "without skips no path can be dropped"),
         (lambda: ll.create_model("vit_tiny", init="kaiming"), "unknown init 'kaiming'"),
         (lambda: ll.create_model("vit_tiny", depth="12"), "has the wrong type"),
         (lambda: small("vit_tiny")(torch.randn(2, 1, 8, 8)), "this model takes (batch, 3, 8, 8)"),

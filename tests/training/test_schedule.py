@@ -66,5 +66,8 @@ def test_spans():
 def test_what_does_not_fit_the_run_is_refused():
     with pytest.raises(LeadlineError, match=r"take 150 \+ 60 steps; the run has 200"):
         rates(warmup=15, cooldown=6)
+    late = Schedule(name="multi_step", milestones=["50 %", "95 %"], cooldown="10 %")
+    with pytest.raises(LeadlineError, match="'95 %', which lies in the cool-down, from step 180 on; make it earlier"):
+        LearningRate(late, 1.0, 200, 10)
     with pytest.raises(LeadlineError, match="'20 epochs', which lies after the last of 200 steps"):
         rates(name="multi_step", milestones=["10 epochs", "20 epochs"])

@@ -81,6 +81,19 @@ class Augment(Section):
             raise ValueError(f"{list(ends)} goes down; the smaller number comes first")
         return ends
 
+    @model_validator(mode="after")
+    def _of_use(self) -> Augment:
+        idle = {
+            "crop is not 'pad'": () if self.crop == "pad" else ("padding",),
+            "crop is not 'resized'": () if self.crop == "resized" else ("scale", "ratio"),
+            "neither mixup nor cutmix is on": () if self.mixup or self.cutmix else ("mix_prob", "switch_prob"),
+        }
+        for why, names in idle.items():
+            for name in names:
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} is given and {why}, so it would do nothing; leave it out")
+        return self
+
 
 class VisionTask:
     """Trains a model on labelled images; accuracy picks the best checkpoint."""
