@@ -34,6 +34,9 @@ def explain(error: ValidationError, recipe: type[BaseModel]) -> LeadlineError:
         return LeadlineError(f"{place[-1]}.name is missing; allowed: {', '.join(tags)}")
     if kind == "literal_error":
         return unknown_name(name, first["input"], _quoted(first["ctx"]["expected"]))
+    if kind in ("model_type", "model_attributes_type"):
+        section = ".".join(_walk(recipe, place)[1])
+        return LeadlineError(f"{section} is {first['input']!r}; it has keys of its own, write {section}.KEY=value")
     if kind == "value_error":
         return LeadlineError(f"{'.'.join(_walk(recipe, place)[1]) or 'recipe'}: {first['ctx']['error']}")
     message = first["msg"]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -177,8 +177,13 @@ def _above_zero(span: Span) -> Span:
     return span
 
 
-class _Once(yaml.SafeLoader):
-    """YAML in which a key that comes twice is an error; plain YAML takes the last."""
+class _Plain(yaml.SafeLoader):
+    """YAML in which a date is text, such as a folder's name, and a key that comes twice an error."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -197,7 +202,7 @@ def load_recipe(file: str | os.PathLike[str], settings: Iterable[str] = ()) -> R
             raise unknown_name(f"recipe in {path.parent}", path.name, near)
         raise LeadlineError(f"{path} does not exist; give a recipe, such as recipes/smoke_digits.yaml")
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _Once)
+        tree = yaml.load(path.read_text(encoding="utf-8"), _Plain)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise LeadlineError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
@@ -230,7 +235,7 @@ def _apply(tree: dict[str, Any], setting: str) -> None:
             inner = tree[section] = {} if inner is None else {"name": inner} if section in ("model", "data") else {}
         tree = inner
     try:
-        tree[last] = yaml.safe_load(text)
+        tree[last] = yaml.load(text, _Plain)
     except yaml.YAMLError as error:
         raise LeadlineError(f"the value of {key} is not YAML: {text!r}; put quotes around it") from error
 

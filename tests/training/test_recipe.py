@@ -48,6 +48,9 @@ LEAST = {"model": {"name": "vit_tiny"}, "data": {"name": "digits"}, "length": 3}
         ({"augment": {"scale": [0.5, 1.0]}}, "augment: scale is given and crop is not 'resized'"),
         ({"augment": {"crop": "resized", "padding": 2}}, "augment: padding is given and crop is not 'pad'"),
         ({"augment": {"mix_prob": 0.5}}, "augment: mix_prob is given and neither mixup nor cutmix is on"),
+        ({"data": "digits"}, "^data is 'digits'; it has keys of its own, write data.KEY=value$"),
+        ({"model": "vit_tiny"}, "^model is 'vit_tiny'; it has keys of its own, write model.KEY=value$"),
+        ({"schedule": "cosine"}, "^schedule is 'cosine'; it has keys of its own"),
         ({"length": "1e12"}, "length: '1e12' is too long; give at most 1,000,000,000"),
         ({"schedule": {"warmup": "1e400"}}, "schedule.warmup: '1e400' is no span"),
         ({"seed": 2**63}, "seed is 9223372036854775808: input should be less than"),
@@ -68,6 +71,8 @@ def test_what_is_missing_is_named():
 
 
 def test_settings_change_entries(tmp_path):
+    for name in ("2026-11-16", "7"):
+        assert load_recipe(RECIPES / "smoke_digits.yaml", [f"out={name}"]).out == name
     settings = ["schedule.warmup=2 steps", "out=here", "model.depth=7", "optimizer.betas=[.8, .9]", "watch.every=1"]
     recipe = load_recipe(RECIPES / "smoke_digits.yaml", settings)
     assert recipe.schedule.warmup.text == "2 steps"
