@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -180,17 +180,18 @@ def _above_zero(span: Span) -> Span:
 class _Plain(yaml.SafeLoader):
     """YAML in which a date is text, such as a folder's name, and a key that comes twice an error."""
 
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
-        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         twice = sorted({str(key) for key in keys if keys.count(key) > 1})
         if twice:
             raise yaml.constructor.ConstructorError(problem=f"{', '.join(twice)} comes twice{node.start_mark}")
         return super().construct_mapping(node, deep)
+
+
+_Plain.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def load_recipe(file: str | os.PathLike[str], settings: Iterable[str] = ()) -> Recipe:
