@@ -45,6 +45,16 @@ class Claim:
                 raise LeadlineError(f"the claim {self.name!r} has the number {number}; it must be finite or None")
 
 
+def reported(name: str, ours: float | None) -> Claim:
+    """A number of ours that no paper prints."""
+    return Claim(name, "digits", ours, None, REPORTED, True)
+
+
+def verdict(claim: Mapping[str, Any]) -> str:
+    """Of a stored claim, for a table: whether it holds; nothing where there is nothing to hold to."""
+    return "-" if claim["tolerance"] == REPORTED else "yes" if claim["holds"] else "no"
+
+
 def within(name: str, ours: float, paper: float, relative: float, kind: str = "digits") -> Claim:
     """ours = paper up to a relative tolerance."""
     return Claim(name, kind, ours, paper, f"{relative:.0%}", abs(ours - paper) <= relative * abs(paper))

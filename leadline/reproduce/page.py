@@ -11,7 +11,7 @@ from typing import Any
 
 from leadline.errors import LeadlineError
 from leadline.reproduce import store
-from leadline.reproduce.base import REPORTED
+from leadline.reproduce.base import REPORTED, verdict
 from leadline.reproduce.trained_figures import LEAST, NEAR, SIDE
 
 PICTURES = "init"  # folder beside the page
@@ -143,7 +143,7 @@ def _entry(summary: dict[str, Any], pictures: str, tables: Sequence[str]) -> str
     ]
     for claim in summary["claims"]:
         ours, paper = ("-" if claim[which] is None else f"{claim[which]:.4g}" for which in ("ours", "paper"))
-        holds = "yes" if claim["holds"] else "**no**"
+        holds = verdict(claim).replace("no", "**no**")
         name = claim["name"].replace("|", "\\|")
         lines.append(f"| {name} | {claim['kind']} | {ours} | {paper} | {claim['tolerance']} | {holds} |")
     if tables:

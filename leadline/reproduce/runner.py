@@ -20,7 +20,7 @@ from leadline.data.vision import load_cifar10
 from leadline.errors import LeadlineError, unknown_name
 from leadline.machine import choose_device
 from leadline.reproduce import store
-from leadline.reproduce.base import REPORTED, Context, Entry
+from leadline.reproduce.base import REPORTED, Context, Entry, verdict
 from leadline.reproduce.page import check_page, write_page
 
 EMBEDDED = "Run on scikit-learn's digits in place of CIFAR-10: the papers' digits are not comparable."
@@ -162,11 +162,10 @@ def _show(summary: dict[str, Any], console: Console) -> None:
     table.add_column("tolerance")
     table.add_column("holds")
     for claim in summary["claims"]:
-        bad = "[bold red]no[/]" if claim["kind"] == "shape" else "no"
-        numbers = [number(claim[which]) for which in ("ours", "paper")]
-        table.add_row(
-            escape(claim["name"]), claim["kind"], *numbers, claim["tolerance"], "yes" if claim["holds"] else bad
-        )
+        holds, numbers = verdict(claim), [number(claim[which]) for which in ("ours", "paper")]
+        if holds == "no" and claim["kind"] == "shape":
+            holds = "[bold red]no[/]"
+        table.add_row(escape(claim["name"]), claim["kind"], *numbers, claim["tolerance"], holds)
     console.print(table)
     for note in summary["notes"]:
         console.print(f"  {escape(note)}", highlight=False)

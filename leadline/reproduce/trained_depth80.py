@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from leadline.reproduce.base import Claim, Context, Entry, Result, above
+from leadline.reproduce.base import Context, Entry, Result, above, reported
 from leadline.reproduce.plots import panels, styles
 from leadline.reproduce.trained_figures import band, difference, effort, percent, said, spread
 from leadline.reproduce.trained_runs import Job, Record, run_all
@@ -55,7 +55,7 @@ def run(context: Context) -> Result:
         above("pre-norm over post-norm, points of test accuracy", difference(pre, post)[0], 0.0),
     ]
     for arm, values in right.items():
-        claims.append(Claim(f"test accuracy, {arm}, %", "digits", 100 * spread(values)[0], None, "reported", True))
+        claims.append(reported(f"test accuracy, {arm}, %", 100 * spread(values)[0]))
     speed = [record["steps_per_second"] for kept in found.values() for record in kept if record["steps_per_second"]]
     rows = [
         {

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leadline.reproduce.base import Claim, Context
+from leadline.reproduce.base import Claim, Context, reported
 from leadline.reproduce.plots import panels, styles
 from leadline.reproduce.trained_figures import band, noise, spread
 from leadline.reproduce.trained_runs import Job, Record, run_all
@@ -163,13 +163,10 @@ def curves_figure(found: Found) -> Any:
     return figure
 
 
-def reported(found: Found, name: str = "valid_loss", what: str = "validation loss") -> list[Claim]:
+def own_numbers(found: Found, name: str = "valid_loss", what: str = "validation loss") -> list[Claim]:
     """Our numbers, which no paper prints."""
     kept = {arm: figure_of(records, name) for arm, records in found.items()}
-    return [
-        Claim(f"{what}, {arm}", "digits", spread(values)[0] if values else None, None, "reported", True)
-        for arm, values in kept.items()
-    ]
+    return [reported(f"{what}, {arm}", spread(values)[0] if values else None) for arm, values in kept.items()]
 
 
 def budget_note(context: Context, found: Found, tokens: int) -> str:

@@ -16,7 +16,7 @@ from leadline.reproduce.trained_language import (
     difference,
     figure_of,
     layers_table,
-    reported,
+    own_numbers,
     runs_table,
     said,
     seeds_of,
@@ -89,7 +89,7 @@ def run(context: Context) -> Result:
         "curves": curves_table(found, seeds),
         "layers": layers_table(found),
     }
-    claims = [*_claims(found), *reported(found)]
+    claims = [*_claims(found), *own_numbers(found)]
     return Result(claims, tables, lambda: curves_figure(found), notes, shown=table_of(context, found, "pre-norm"))
 
 

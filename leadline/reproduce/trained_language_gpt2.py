@@ -14,7 +14,7 @@ from leadline.reproduce.trained_language import (
     curves_table,
     difference,
     layers_table,
-    reported,
+    own_numbers,
     runs_table,
     said,
     seeds_of,
@@ -61,8 +61,8 @@ def run(context: Context) -> Result:
             "below 0",
             gap is not None and gap[0] < 0,
         ),
-        *reported(found),
-        *reported(found, "test_bits_per_byte", "test bits per byte"),
+        *own_numbers(found),
+        *own_numbers(found, "test_bits_per_byte", "test bits per byte"),
     ]
     notes = [
         "Validation loss against standard attention: "

@@ -6,7 +6,7 @@ from typing import Any
 
 from leadline.errors import LeadlineError
 from leadline.report.depth_figures import cosine_violins
-from leadline.reproduce.base import Claim, Context, Entry, Result, above
+from leadline.reproduce.base import Claim, Context, Entry, Result, above, reported
 from leadline.reproduce.plots import panels
 from leadline.reproduce.trained_figures import NEAR, beside_one, near_one, peak_layers, peak_sentence
 from leadline.reproduce.trained_language import (
@@ -42,7 +42,7 @@ def run(context: Context) -> Result:
         above("layers with a peak at cosine 1, standard", float(len(peaks["standard"][0])), 0.0),
         Claim("layers with a peak at cosine 1, .5", "shape", hopfield, 0.0, "none", hopfield == 0),
         *(
-            Claim(f"largest share of pairs with cosine above {NEAR:g}, {arm}", "digits", share, None, "reported", True)
+            reported(f"largest share of pairs with cosine above {NEAR:g}, {arm}", share)
             for arm, (_, share) in peaks.items()
         ),
     ]

@@ -14,7 +14,7 @@ from leadline.reproduce.trained_language import (
     curves_figure,
     curves_table,
     layers_table,
-    reported,
+    own_numbers,
     runs_table,
     said,
     seeds_of,
@@ -52,7 +52,7 @@ def run(context: Context) -> Result:
             for arm in (CAUSAL, LEAKY)
         ),
         _claim("de-escalated, causal, against pre-norm, training loss at the end", found, CAUSAL, PRE, 0.1),
-        *reported(found),
+        *own_numbers(found),
     ]
     notes = [
         "Validation loss: "

@@ -8,7 +8,7 @@ from typing import Any
 
 from leadline.probing.figures import LayerFigures
 from leadline.report.depth_figures import cosine_violins, entropy_violins
-from leadline.reproduce.base import Claim, Context, Entry, Result, above
+from leadline.reproduce.base import Claim, Context, Entry, Result, above, reported
 from leadline.reproduce.hop_nets import COLUMNS
 from leadline.reproduce.plots import panels, styles
 from leadline.reproduce.trained_figures import (
@@ -126,10 +126,7 @@ def four_ways(context: Context) -> Result:
     right = accuracies(found)
     plain, alpha, prime, both = right.values()
     models = probed(found)
-    claims = [
-        Claim(f"test accuracy, {arm}, %", "digits", 100 * spread(values)[0], None, "reported", True)
-        for arm, values in right.items()
-    ]
+    claims = [reported(f"test accuracy, {arm}, %", 100 * spread(values)[0]) for arm, values in right.items()]
     notes = [
         "With the usual skips: "
         + "; ".join(
@@ -191,7 +188,7 @@ def cosines(size: str) -> Callable[[Context], Result]:
             claims.append(Claim(f"layers with a peak at cosine 1, {arm}", "shape", count, 0.0, "none", count == 0))
         for arm, (_, share) in peaks.items():
             what = f"largest share of pairs with cosine above {NEAR:g}, {arm}"
-            claims.append(Claim(what, "digits", share, None, "reported", True))
+            claims.append(reported(what, share))
         notes = [peak_sentence(models), _accuracy_note(found), _setting(context, size), effort(found)]
         return Result(claims, {"layers": _rows(models)}, lambda: _violins(models, cosine_violins), notes)
 
@@ -206,7 +203,7 @@ def entropies(size: str, arm: str) -> Callable[[Context], Result]:
         models = probed(found)
         lowest = {name: _lowest(layers) for name, layers in models.items()}
         what = "smallest mean entropy of a head against uniform attention"
-        claims = [Claim(f"{what}, {name}", "digits", value, None, "reported", True) for name, value in lowest.items()]
+        claims = [reported(f"{what}, {name}", value) for name, value in lowest.items()]
         notes = [_setting(context, size), effort(found)]
         if arm != "standard":
             less, plain = lowest[arm], lowest["standard"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from leadline.errors import need
 from leadline.metrics import token_cosine, token_similarity
 from leadline.models import Bert, convert
-from leadline.reproduce.base import Claim, Context, Entry, Result, above, first_above
+from leadline.reproduce.base import Claim, Context, Entry, Result, above, first_above, reported
 from leadline.reproduce.hop_nets import seeded
 from leadline.reproduce.plots import panels, styles
 
@@ -79,7 +79,7 @@ def run(context: Context) -> Result:
         passed = first_above(values["similarity"], 0.95)
         claims.append(above(f"largest t_sim by layer {depth}, {name}", values["similarity"].max().item(), 0.95, 1.0))
         ours = None if passed is None else float(passed)
-        claims.append(Claim(f"block at which t_sim passes .95, {name}", "digits", ours, None, "reported", True))
+        claims.append(reported(f"block at which t_sim passes .95, {name}", ours))
     claims.append(
         Claim("largest over smallest gradient norm of BERT's blocks", "shape", factor, None, "below 10", factor < 10)
     )
