@@ -15,6 +15,7 @@ from leadline.bench import chains
 from leadline.bench.measure import errors, speed
 from leadline.bench.models import MODELS, bench_model
 from leadline.errors import LeadlineError, check_choice
+from leadline.files import whole
 from leadline.machine import choose_device, processor, versions
 
 SUITES = ("carried", "biased", "models")
@@ -141,11 +142,9 @@ def _read(out: Path | None, now: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(results: dict[str, Any], out: Path) -> None:
-    """Whole or not at all."""
-    partial = out.with_name(out.name + ".part")
     try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(results, indent=1) + "\n")
-        partial.replace(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with whole(out) as new:
+            new.write_text(json.dumps(results, indent=1) + "\n")
     except OSError as error:
         raise LeadlineError(f"{out} cannot be written ({error.strerror}); give --out a file to write to") from error

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import leadline
 from leadline.errors import LeadlineError
+from leadline.files import whole
 from leadline.nn import BlockConfig
 
 CONFIG_FILE = "config.json"
@@ -41,11 +42,9 @@ class Model(nn.Module):
         target.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().contiguous() for name, tensor in (weights or self.state_dict()).items()}
         description = {"leadline": leadline.__version__, "family": self.family, "config": asdict(self.config)}
-        new_weights, new_config = target / f"{WEIGHTS_FILE}.new", target / f"{CONFIG_FILE}.new"
-        save_file(tensors, new_weights)
-        new_config.write_text(json.dumps(description, indent=2) + "\n")
-        os.replace(new_weights, target / WEIGHTS_FILE)
-        os.replace(new_config, target / CONFIG_FILE)
+        with whole(target / CONFIG_FILE) as new_config, whole(target / WEIGHTS_FILE) as new_weights:
+            save_file(tensors, new_weights)
+            new_config.write_text(json.dumps(description, indent=2) + "\n")
 
 
 def check_ids(ids: Tensor, mask: Tensor | None, past: int, limit: int | None, vocab_size: int) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
 from leadline.errors import LeadlineError
+from leadline.files import whole
 from leadline.probing.figures import Distribution, Heatmap, LayerFigures, Verdict
 
 NONE = "–"  # stands for a number that was not measured
@@ -132,12 +131,9 @@ def write_whole(path: str | Path, content: bytes) -> Path:
         raise LeadlineError(f"cannot write {str(target)!r}: it is a folder; give the name of a file in it")
     if not target.parent.is_dir():
         raise LeadlineError(f"cannot write {str(target)!r}: no folder {str(target.parent)!r}; create it first")
-    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        draft.write_bytes(content)
-        draft.replace(target)
+        with whole(target) as new:
+            new.write_bytes(content)
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
         raise LeadlineError(f"cannot write {str(target)!r}: {error.strerror}; give a path you may write to") from error
     return target

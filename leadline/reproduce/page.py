@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from leadline.errors import LeadlineError
+from leadline.files import whole
 from leadline.reproduce import store
 from leadline.reproduce.base import REPORTED, verdict
 from leadline.reproduce.trained_figures import LEAST, NEAR, SIDE
@@ -89,19 +90,14 @@ def write_page(
         for file in tables:
             shutil.copyfile(Path(out) / summary["id"] / file, pictures / f"{summary['id']}_{file}")
         parts.append(_entry(summary, pictures.name, tables))
-    _replace(page, "\n".join(parts))
-    _replace(page.with_suffix(".json"), _as_json(found, command))
+    for file, text in ((page, "\n".join(parts)), (page.with_suffix(".json"), _as_json(found, command))):
+        with whole(file) as new:
+            new.write_text(text)
 
 
 def _link(page: Path) -> str:
     name = page.with_suffix(".json").name
     return f"[{name}]({name})"
-
-
-def _replace(file: Path, text: str) -> None:
-    new = file.with_name(f"{file.name}.new")
-    new.write_text(text)
-    os.replace(new, file)
 
 
 def _as_json(found: list[dict[str, Any]], command: str) -> str:

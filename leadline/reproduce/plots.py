@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from leadline.errors import need
+from leadline.files import whole
 
 # Okabe and Ito's colours, which most kinds of colour blindness tell apart
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
@@ -38,11 +39,10 @@ def save(figure: Any, folder: Path, name: str = "figure") -> None:
     matplotlib = need("matplotlib", "plot")
     with matplotlib.rc_context({"svg.hashsalt": name}):
         for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
-            new = folder / f"{name}.{kind}.new"
-            figure.savefig(new, format=kind, dpi=110, metadata=metadata)
-            if kind == "png":  # a palette (of maximum coverage) makes it a third of the size
-                need("PIL.Image", "plot").open(new).convert("RGB").quantize(256, method=1).save(
-                    new, format="png", optimize=True
-                )
-            new.replace(folder / f"{name}.{kind}")
+            with whole(folder / f"{name}.{kind}") as new:
+                figure.savefig(new, format=kind, dpi=110, metadata=metadata)
+                if kind == "png":  # a palette (of maximum coverage) makes it a third of the size
+                    need("PIL.Image", "plot").open(new).convert("RGB").quantize(256, method=1).save(
+                        new, format="png", optimize=True
+                    )
     need("matplotlib.pyplot", "plot").close(figure)

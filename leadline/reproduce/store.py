@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from leadline.errors import LeadlineError
+from leadline.files import whole
 from leadline.machine import processor, versions
 from leadline.reproduce.base import Entry, Result, claims_as_dicts
 from leadline.reproduce.plots import save
@@ -23,12 +23,10 @@ _KEYS = {"id", "title", "setting", "seconds", "claims", "notes", "files", "envir
 def store(entry: Entry, result: Result, setting: Mapping[str, Any], seconds: float, folder: Path) -> dict[str, Any]:
     """Write CSV tables, figure.png, figure.svg and, last, summary.json; returns the summary."""
     for name, rows in result.tables.items():
-        new = folder / f"{name}.csv.new"
-        with new.open("w", newline="") as file:
+        with whole(folder / f"{name}.csv") as new, new.open("w", newline="") as file:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(new, folder / f"{name}.csv")
     save(result.plot(), folder)
     summary = {
         "id": entry.id,
@@ -41,9 +39,8 @@ def store(entry: Entry, result: Result, setting: Mapping[str, Any], seconds: flo
         "files": [*(f"{name}.csv" for name in result.tables), "figure.png", "figure.svg"],
         "environment": environment(),
     }
-    new = folder / f"{SUMMARY}.new"
-    new.write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
-    os.replace(new, folder / SUMMARY)
+    with whole(folder / SUMMARY) as new:
+        new.write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     return summary
 
 

@@ -31,6 +31,7 @@ from torch import Tensor
 
 import leadline
 from leadline.errors import LeadlineError
+from leadline.files import whole
 from leadline.models.checkpoints import find_checkpoint
 from leadline.probing import DepthReport, probe
 from leadline.probing.figures import LayerFigures
@@ -242,10 +243,9 @@ def _train(recipe: Recipe, file: Path, probed: int, device: str) -> dict[str, An
         "report": None if diverged or not probed else _probe(recipe, work, probed, where),
         "recipe": {**recipe.model_dump(mode="json"), "out": None},
     }
-    new = file.with_name(f"{file.name}.new")
     try:
-        new.write_text(json.dumps(record) + "\n")
-        os.replace(new, file)
+        with whole(file) as new:
+            new.write_text(json.dumps(record) + "\n")
     except OSError as error:
         raise LeadlineError(f"{file} cannot be written ({error.strerror}); make room and run it again") from error
     shutil.rmtree(work, ignore_errors=True)

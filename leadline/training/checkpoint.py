@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from leadline.files import whole
 from leadline.models.checkpoints import MANIFEST, STATE, Saved, best_of, digest, find_checkpoint, listed
 from leadline.training.stop import Stopped
 
@@ -89,11 +90,9 @@ def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Beside its final name, then moved there whole."""
-    new = file.with_name(file.name + ".new")
-    new.write_text(json.dumps(content, indent=2) + "\n")
-    _flush(new)
-    os.replace(new, file)
+    with whole(file) as new:
+        new.write_text(json.dumps(content, indent=2) + "\n")
+        _flush(new)
 
 
 def _flush(path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 
 import leadline
 from leadline.errors import LeadlineError, check_choice
+from leadline.files import whole
 from leadline.machine import choose_device
 from leadline.models.base import CONFIG_FILE
 from leadline.models.checkpoints import STATE, Saved, check, find_checkpoint
@@ -143,9 +144,8 @@ def write_evaluation(found: Evaluation, out: Path) -> list[Path]:
         files = [out / f"{REPORT}.html", out / f"{REPORT}.json", out / VIOLINS]
         for file in files:
             found.report.save(file)
-        new = out / f"{FIGURES}.new"
-        new.write_text(json.dumps({**found.to_dict(), "files": [file.name for file in files]}, indent=2) + "\n")
-        os.replace(new, out / FIGURES)
+        with whole(out / FIGURES) as new:
+            new.write_text(json.dumps({**found.to_dict(), "files": [file.name for file in files]}, indent=2) + "\n")
     except OSError as error:
         raise LeadlineError(f"{out} cannot be written ({error.strerror}); give another folder by --out") from error
     return [out / FIGURES, *files]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from leadline.errors import LeadlineError
+from leadline.files import whole
 from leadline.machine import lock
 from leadline.training.checkpoint import write_json
 from leadline.training.recipe import Recipe, parse_recipe
@@ -76,15 +77,11 @@ if hasattr(os, "register_at_fork"):
 
 def claim(out: Path, recipe: Recipe) -> None:
     """Make the folder this recipe's."""
-    file = out / RECIPE
-    new = file.with_name(file.name + ".new")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        new.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
-        new.replace(file)
+        with whole(out / RECIPE) as new:
+            new.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
     except OSError as error:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
         raise LeadlineError(f"out={out} cannot be used ({error}); give another folder") from error
 
 

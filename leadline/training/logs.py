@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from leadline.errors import need
+from leadline.files import whole
 
 TRAINING, EVALUATION, PROBE = "log.csv", "evaluation.csv", "probe.csv"
 
@@ -33,9 +34,8 @@ def cut(file: Path, step: int) -> None:
         cells = next(csv.reader(io.StringIO(line)), [])
         if line.endswith("\n") and len(cells) > column and cells[column].isdigit() and int(cells[column]) <= step:
             kept.append(line)
-    new = file.with_name(file.name + ".new")
-    new.write_text("".join(kept) if kept and kept[0].endswith("\n") else "", encoding="utf-8")
-    os.replace(new, file)
+    with whole(file) as new:
+        new.write_text("".join(kept) if kept and kept[0].endswith("\n") else "", encoding="utf-8")
 
 
 class Listener(Console):

@@ -102,14 +102,14 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pathlib.Path.replace", full)
+        patch.setattr("os.replace", full)
         with pytest.raises(LeadlineError, match=r"cannot write .*page.html': No space left on device"):
             write_whole(file, b"new")
         with monkeypatch.context() as read_only:
             read_only.setattr("pathlib.Path.unlink", full)
             with pytest.raises(LeadlineError, match=r"cannot write .*page.html': No space left on device"):
                 write_whole(file, b"new")
-        for draft in tmp_path.glob(".*.part"):
+        for draft in tmp_path.glob("*.new"):
             draft.unlink()
     assert file.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["page.html"]
