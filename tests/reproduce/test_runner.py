@@ -293,7 +293,7 @@ def test_tables_that_find_no_room_are_one_line(tmp_path: Path, monkeypatch: pyte
 
     entry, _ = make()
     with monkeypatch.context() as patch:
-        patch.setattr(store.os, "replace", full)
+        patch.setattr("os.replace", full)
         with pytest.raises(LeadlineError, match=r"one cannot be written \(No space left on device\); make room"):
             run([entry], tmp_path)
     assert store.read(tmp_path / "one") is None

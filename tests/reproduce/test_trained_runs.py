@@ -141,7 +141,7 @@ def test_a_record_that_finds_no_room_is_one_line(tmp_path: Path, monkeypatch: py
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trained_runs.os, "replace", full)
+    monkeypatch.setattr("os.replace", full)
     with pytest.raises((LeadlineError, Stopped), match="No space left on device"):
         run_all(context(tmp_path), [job()])
 
