@@ -118,7 +118,7 @@ def run_all(context: Context, jobs: Sequence[Job]) -> dict[str, Record]:
             with torch.enable_grad():
                 keep(job, _train(*_task(context, job)))
         return found
-    build_task(_recipe(context, left[0]), torch.device("cpu"))  # images and text are read once, before all need them
+    build_task(_recipe(context, left[0]), torch.device("cpu")).describe()  # images and text are read once, for all
     threads = max(1, torch.get_num_threads() // context.jobs)
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(context.jobs, spawn, _prepare, (threads, os.getpid())) as pool:
