@@ -219,6 +219,9 @@ class FolderRows:
                 raise LeadlineError(f"{at} is no class {known}; the class folders must agree")
             found = sorted(file for file in at.rglob("[!.]*") if file.suffix.lower() in _SUFFIXES and file.is_file())
             self.files += [(file, self.names.index(at.name)) for file in found]
+        empty = sorted({*self.names} - {self.names[label] for _, label in self.files}) if split == "train" else []
+        if self.files and empty and classes is None:
+            raise LeadlineError(f"{root / empty[0]} has no images; put some there, or remove the folder")
         if not self.files:
             raise LeadlineError(f"{root} has no images in class folders ({', '.join(sorted(_SUFFIXES))})")
 
@@ -250,7 +253,7 @@ def decode(encoded: bytes, where: str) -> Any:
     except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
         raise LeadlineError(
             f"{where} is no image that can be decoded ({type(error).__name__}: {str(error).splitlines()[0]:.80}); "
-            "replace or remove it"
+            "replace it by another of its class, or remove it before a run begins"
         ) from error
 
 

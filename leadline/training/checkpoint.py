@@ -36,11 +36,11 @@ def save(out: Path, step: int, write: Callable[[Path], None]) -> Path:
         files = {}
         for file in sorted(path for path in new.rglob("*") if path.is_file()):
             files[file.relative_to(new).as_posix()] = {"size": file.stat().st_size, "sha256": digest(file)}
-            _flush(file)
+            flush(file)
         write_json(new / MANIFEST, {"step": step, "files": files})
-        _flush(new / MANIFEST)
+        flush(new / MANIFEST)
         for folder in [new, *(path for path in new.rglob("*") if path.is_dir())]:
-            _flush(folder)
+            flush(folder)
         if final.exists():  # a damaged one, or the same step again
             old = out / f".old-step-{step:06d}"
             _remove(old)
@@ -49,7 +49,7 @@ def save(out: Path, step: int, write: Callable[[Path], None]) -> Path:
             _remove(old)
         else:
             new.rename(final)
-        _flush(out)
+        flush(out)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(new, ignore_errors=True)
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
@@ -92,10 +92,10 @@ def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
 def write_json(file: Path, content: Any) -> None:
     with whole(file) as new:
         new.write_text(json.dumps(content, indent=2) + "\n")
-        _flush(new)
+        flush(new)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """fsync of a file or, where the system can, of a folder."""
     try:
         handle = os.open(path, os.O_RDONLY)

@@ -37,6 +37,8 @@ def explain(error: ValidationError, recipe: type[BaseModel]) -> LeadlineError:
     if kind in ("model_type", "model_attributes_type"):
         section = ".".join(_walk(recipe, place)[1])
         return LeadlineError(f"{section} is {first['input']!r}; it has keys of its own, write {section}.KEY=value")
+    if kind == "string_type":
+        return LeadlineError(f"{name} is {first['input']!r}; it must be text, put quotes around it")
     if kind == "value_error":
         return LeadlineError(f"{'.'.join(_walk(recipe, place)[1]) or 'recipe'}: {first['ctx']['error']}")
     message = first["msg"]

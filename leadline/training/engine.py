@@ -120,7 +120,7 @@ class Run:
                 f"{self._last_checkpoint()}; make room and run the same command again"
             ) from error
         except RuntimeError as error:
-            if self.processes.world == 1 or "closed by peer" not in str(error):
+            if self.processes.world == 1 or " by peer" not in str(error):  # closed, or reset
                 raise
             raise Stopped(
                 f"another process of this run ended; the last checkpoint: {self._last_checkpoint()}; when what it says "
@@ -286,6 +286,7 @@ class Run:
                         f"length is {self.total} steps and {self.out} holds a checkpoint of step {saved.step}; make "
                         "length longer or give another out="
                     )
+                self.task.settle(self.out)
                 claim(self.out, self.recipe)
             except LeadlineError as error:
                 failure = error

@@ -84,15 +84,17 @@ def evaluate(
     saved = _find(Path(folder), which, recipe)
     settings = _settings(saved, recipe, data)
     where = choose_device(device)
-    run = saved.folder.parent if recipe is None else Path(recipe).parent
-    task = VisionTask(settings, where, classes=read_data(run, "images").get("classes"))
+    task = VisionTask(settings, where, classes=(classes := _classes(saved, recipe)))
     model = leadline.load(averaged(saved.folder)).to(where)
     _check_fit(model, task, saved.folder)
     dtype = DTYPES.get(settings.precision)
     with torch.no_grad(), nullcontext() if dtype is None else torch.autocast(where.type, dtype):
         figures = task.evaluate(model, split)
     origin = settings.data.path or settings.data.name
-    found = Evaluation(saved.folder, saved.step, split, origin, figures, probe(model, task.probe_inputs()))
+    unknown = settings.data.name == "folder" and classes is None
+    notes = [f"which classes were trained is not known here; those of {origin} are taken, in their order"] * unknown
+    report = probe(model, task.probe_inputs())
+    found = Evaluation(saved.folder, saved.step, split, origin, figures, report, notes=notes)
     if out is not None:
         found.files = write_evaluation(found, Path(out))
     return found
@@ -112,6 +114,12 @@ def _find(folder: Path, which: str, recipe: str | os.PathLike[str] | None) -> Sa
     if saved is None:
         raise LeadlineError(f"{folder} holds no whole checkpoint; give the out= folder of a run, or a step-... in it")
     return saved
+
+
+def _classes(saved: Saved, recipe: str | os.PathLike[str] | None) -> list[str] | None:
+    """The classes of an image folder, as the checkpoint's run has trained them, or the run that the recipe lies in."""
+    runs = [saved.folder.parent, *([] if recipe is None else [Path(recipe).parent])]
+    return next((found["classes"] for run in runs if "classes" in (found := read_data(run, "images"))), None)
 
 
 def _settings(saved: Saved, recipe: str | os.PathLike[str] | None, data: str | os.PathLike[str] | None) -> Recipe:

@@ -14,7 +14,8 @@ import yaml
 from leadline.errors import LeadlineError
 from leadline.files import whole
 from leadline.machine import lock
-from leadline.training.checkpoint import write_json
+from leadline.models.checkpoints import newest
+from leadline.training.checkpoint import flush, write_json
 from leadline.training.recipe import Recipe, parse_recipe
 from leadline.training.stop import Stopped
 
@@ -37,7 +38,10 @@ def owner(out: Path, recipe: Recipe) -> Recipe | None:
         why = error.strerror if isinstance(error, OSError) else "it is damaged"
         raise LeadlineError(f"{file} cannot be read ({why}); give another out=") from error
     if not isinstance(before, dict):
-        return None
+        saved = newest(out)
+        if saved is None:
+            return None
+        before = saved.state["recipe"]  # the file was lost
     _compare(before, recipe.model_dump(mode="json"), out)
     return parse_recipe(before)
 
@@ -81,6 +85,7 @@ def claim(out: Path, recipe: Recipe) -> None:
         out.mkdir(parents=True, exist_ok=True)
         with whole(out / RECIPE) as new:
             new.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+            flush(new)
     except OSError as error:
         raise LeadlineError(f"out={out} cannot be used ({error}); give another folder") from error
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from leadline.errors import LeadlineError, unknown_name
 from leadline.training.complaints import explain
-from leadline.training.section import Section, Span
+from leadline.training.section import Section, Span, refuse_idle
 from leadline.training.tasks.language import TextData
 from leadline.training.tasks.vision import Augment, VisionData
 
@@ -69,6 +69,13 @@ class Schedule(Section):
         if self.name != "multi_step" and self.milestones:
             given = [span.text for span in self.milestones]
             raise ValueError(f"name is {self.name!r} and milestones {given}; milestones belong to 'multi_step'")
+        flat = self.name != "cosine" and not self.cooldown.number
+        idle = {
+            "start": None if self.warmup.number else "there is no warmup",
+            "factor": None if self.name == "multi_step" else f"name is {self.name!r}",
+            "final": f"name is {self.name!r} without a cooldown" if flat else None,
+        }
+        refuse_idle(self, idle)
         return self
 
 
@@ -108,6 +115,11 @@ class Watch(Section):
 
     every: Span = Span(0)  # 0: not at all
     entropy: bool = False
+
+    @model_validator(mode="after")
+    def _of_use(self) -> Watch:
+        refuse_idle(self, {"entropy": None if self.every.number else "every is 0"})
+        return self
 
 
 class Log(Section):
@@ -177,6 +189,9 @@ def _above_zero(span: Span) -> Span:
     return span
 
 
+_PLACES = ("out", "data.path", "data.cache")
+
+
 class _Plain(yaml.SafeLoader):
     """YAML in which a date is text, such as a folder's name, and a key that comes twice an error."""
 
@@ -235,6 +250,9 @@ def _apply(tree: dict[str, Any], setting: str) -> None:
         if not isinstance(inner, dict):
             inner = tree[section] = {} if inner is None else {"name": inner} if section in ("model", "data") else {}
         tree = inner
+    if key in _PLACES and text[:1] not in ("", "'", '"', "~") and text != "null":
+        tree[last] = text  # a folder's name, even where YAML would see a number
+        return
     try:
         tree[last] = yaml.load(text, _Plain)
     except yaml.YAMLError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
@@ -15,7 +16,14 @@ _SPAN = re.compile(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*(epochs?|steps?|%)?\s*
 class Section(BaseModel):
     """A section of a recipe: plain values, fixed once read, nothing but the keys that are declared."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def refuse_idle(section: Section, why: Mapping[str, str | None]) -> None:
+    """A key that is given and would do nothing is an error. ``why`` it would, by key; None: it does something."""
+    for name, reason in why.items():
+        if reason is not None and getattr(section, name) != type(section).model_fields[name].default:
+            raise ValueError(f"{name} is given and {reason}, so it would do nothing; leave it out")
 
 
 class Span:

@@ -137,9 +137,11 @@ class Step:
         self.skip.copy_(((self.failed_at >= 0) | overflow).float())
 
     def _add(self, values: dict[str, Tensor]) -> None:
-        if self.sums is None:
+        if self.sums is None or self.names != list(values):  # the first step, or a checkpoint that knew fewer figures
+            before = {} if self.sums is None else dict(zip(self.names, self.sums.tolist(), strict=True))
             self.names = list(values)
-            self.sums = torch.zeros(len(values), dtype=torch.float64, device=self.device)
+            kept = [before.get(name, 0.0) for name in self.names]
+            self.sums = torch.tensor(kept, dtype=torch.float64, device=self.device)
         self.sums += torch.stack(list(values.values()))
 
     def _keep(self, old: Carry, new: Carry) -> Carry:

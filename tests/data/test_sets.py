@@ -219,6 +219,10 @@ def test_what_else_can_be_wrong(tmp_path: Path) -> None:
     (tmp_path / "f/val/mouse").mkdir()
     with pytest.raises(LeadlineError, match=r"mouse is no class of .*train; the class folders"):
         open_rows("folder", tmp_path / "f", "test")
+    (tmp_path / "f/train/mouse").mkdir()
+    with pytest.raises(LeadlineError, match="mouse has no images; put some there, or remove the folder"):
+        open_rows("folder", tmp_path / "f", "train")
+    (tmp_path / "f/train/mouse").rmdir()
     (tmp_path / "e/train").mkdir(parents=True)
     with pytest.raises(LeadlineError, match="has no images in class folders"):
         open_rows("folder", tmp_path / "e", "train")

@@ -142,6 +142,18 @@ def test_fp16_scales_the_loss_as_torchs_scaler_does(tmp_path, monkeypatch):
     assert row["gradient_norm"] == pytest.approx(sum(kept) / len(kept), rel=1e-3)
 
 
+def test_figures_that_a_checkpoint_did_not_know_begin_with_it(tmp_path):
+    recipe = toy_recipe(tmp_path)
+    processes = join(recipe)
+    task = ToyTask(recipe, processes.device)
+    step = prepare_step(recipe, task, task.make_model(), processes, LearningRate(recipe.schedule, 3e-3, 12, 6))
+    step.names, step.sums = ["loss"], torch.tensor([5.0], dtype=torch.float64)
+    step(0)
+    assert step.names == ["loss", "gradient_norm", "accuracy"]
+    assert 5 < step.sums[0] < 7
+    assert 0 < step.sums[1] < 100
+
+
 def test_accumulated_parts_are_one_batch(tmp_path):
     train(toy_recipe(tmp_path / "whole"), make_task=ToyTask)
     train(toy_recipe(tmp_path / "parts", batch={"accumulate": 4}), make_task=ToyTask)
@@ -426,10 +438,11 @@ def test_data_that_fail_at_once_leave_the_checkpoint_its_score(tmp_path):
         assert found.state["score"] is not None
 
 
-def test_what_another_process_ended_is_one_line(tmp_path):
+@pytest.mark.parametrize("what", ["Connection closed by peer", "recv: Connection reset by peer"])
+def test_what_another_process_ended_is_one_line(tmp_path, what):
     run = Run(toy_recipe(tmp_path), join(toy_recipe(tmp_path)), Listener(), ToyTask)
-    gone = RuntimeError("[gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:1234")
-    with pytest.raises(RuntimeError, match="closed by peer"), run._explained():
+    gone = RuntimeError(f"[gloo/pair.cc:534] {what} [127.0.0.1]:1234")
+    with pytest.raises(RuntimeError, match=what), run._explained():
         raise gone
     run.processes = dataclasses.replace(run.processes, world=2)
     with pytest.raises(Stopped, match=r"another process .* ended; the last checkpoint: none"), run._explained():
@@ -533,6 +546,10 @@ def test_a_folder_belongs_to_one_recipe(tmp_path, capsys):
     assert train(toy_recipe(tmp_path, length="14 steps"), make_task=ToyTask)["steps"] == 14
     said = " ".join(capsys.readouterr().err.split())
     assert "length was 12 steps, and the schedule is now that of 14: the learning rate goes from" in said
+    (tmp_path / "recipe.yaml").write_text("")  # lost by a system that fell; the checkpoints know it
+    with pytest.raises(LeadlineError, match=r"another recipe: seed \(0 there, 7 now\)"):
+        train(toy_recipe(tmp_path, length="16 steps", seed=7), make_task=ToyTask)
+    assert train(toy_recipe(tmp_path, length="16 steps"), make_task=ToyTask)["steps"] == 16
 
 
 def test_what_a_run_leaves_behind(tmp_path):

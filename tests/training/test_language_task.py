@@ -163,7 +163,7 @@ def test_another_tokenizer_needs_another_folder(folder, tmp_path):
     LanguageTask(recipe(folder, tmp_path), CPU)  # which begins no run
     train(recipe(folder, tmp_path, data={"tokenizer": "word"}, length="2 steps"), console=quiet())
     with pytest.raises(ll.LeadlineError, match="holds a run with another tokenizer; give what it began with"):
-        LanguageTask(recipe(folder, tmp_path), CPU)
+        LanguageTask(recipe(folder, tmp_path), CPU).settle(tmp_path)
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])

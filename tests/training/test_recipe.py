@@ -48,6 +48,12 @@ LEAST = {"model": {"name": "vit_tiny"}, "data": {"name": "digits"}, "length": 3}
         ({"augment": {"scale": [0.5, 1.0]}}, "augment: scale is given and crop is not 'resized'"),
         ({"augment": {"crop": "resized", "padding": 2}}, "augment: padding is given and crop is not 'pad'"),
         ({"augment": {"mix_prob": 0.5}}, "augment: mix_prob is given and neither mixup nor cutmix is on"),
+        ({"augment": {"crop": "resized", "scale": [0, 0]}}, r"augment.scale: \[0.0, 0.0\] leaves nothing of an image"),
+        ({"schedule": {"start": 0.5}}, "schedule: start is given and there is no warmup, so it would do nothing"),
+        ({"schedule": {"factor": 0.5}}, "schedule: factor is given and name is 'cosine'"),
+        ({"schedule": {"name": "constant", "final": 0.5}}, "final is given and name is 'constant' without a cooldown"),
+        ({"watch": {"entropy": True}}, "watch: entropy is given and every is 0"),
+        ({"out": 7}, "out is 7; it must be text, put quotes around it"),
         ({"data": "digits"}, "^data is 'digits'; it has keys of its own, write data.KEY=value$"),
         ({"model": "vit_tiny"}, "^model is 'vit_tiny'; it has keys of its own, write model.KEY=value$"),
         ({"schedule": "cosine"}, "^schedule is 'cosine'; it has keys of its own"),
@@ -71,7 +77,7 @@ def test_what_is_missing_is_named():
 
 
 def test_settings_change_entries(tmp_path):
-    for name in ("2026-11-16", "7"):
+    for name in ("2026-11-16", "7", "007", "1.10", "20241116_1830", "12:30"):
         assert load_recipe(RECIPES / "smoke_digits.yaml", [f"out={name}"]).out == name
     settings = ["schedule.warmup=2 steps", "out=here", "model.depth=7", "optimizer.betas=[.8, .9]", "watch.every=1"]
     recipe = load_recipe(RECIPES / "smoke_digits.yaml", settings)

@@ -197,13 +197,31 @@ def test_a_run_on_a_folder_keeps_its_classes(tmp_path: Path) -> None:
     assert sum(right) / 2 == pytest.approx(before)  # "b" is the second class here too, though it comes first
     assert json.loads((tmp_path / "found" / "evaluation.json").read_text())["data"] == str(new) == found.data
     (new / "test" / "b").rename(new / "test" / "zebra")
-    with pytest.raises(LeadlineError, match=r"zebra is no class that was trained \(a, b\)"):
-        evaluate(tmp_path / "run", data=new, device="cpu")
+    shutil.copy(tmp_path / "run" / "recipe.yaml", tmp_path / "copied.yaml")
+    for recipe_file in (None, tmp_path / "copied.yaml"):
+        with pytest.raises(LeadlineError, match=r"zebra is no class that was trained \(a, b\)"):
+            evaluate(tmp_path / "run", data=new, recipe=recipe_file, device="cpu")
+    copied = shutil.copytree(sorted((tmp_path / "run").glob("step-*"))[-1], tmp_path / "alone")
+    assert evaluate(copied, device="cpu").notes == [
+        f"which classes were trained is not known here; those of {tmp_path / 'folder'} are taken, in their order"
+    ]
     with pytest.raises(LeadlineError, match=r"new has no folder train"):
         evaluate(tmp_path / "run", data=new, split="train", device="cpu")
     (tmp_path / "folder" / "train" / "a" / "00.png").unlink()
     with pytest.raises(LeadlineError, match=r"began with other images: train of .*folder differ; give the images it"):
         train(parse_recipe({**tree, "length": 2}))
+
+
+def test_a_refused_run_writes_nothing(tmp_path: Path) -> None:
+    tree = {"model": MODEL, "data": {"name": "digits"}, "batch": {"size": 64}, "length": "2 steps"}
+    train(parse_recipe({**tree, "out": str(tmp_path / "run")}))
+    (tmp_path / "run" / "images.json").unlink()  # a run from before they were written down
+    with pytest.raises(LeadlineError, match="holds a run of another recipe"):
+        train(parse_recipe({**tree, "seed": 1, "out": str(tmp_path / "run")}))
+    assert not (tmp_path / "run" / "images.json").exists()
+    with pytest.raises(LeadlineError, match="take 5"):
+        train(parse_recipe({**tree, "schedule": {"warmup": "5 steps"}, "out": str(tmp_path / "other")}))
+    assert not (tmp_path / "other").exists()
 
 
 def half(folder: Path, name: str) -> Path:

@@ -57,6 +57,9 @@ class ToyTask:
     def __init__(self, recipe, device, rank=0, world=1):
         self.recipe, self.batches = recipe, ToyBatches(recipe, device)
 
+    def settle(self, out):
+        pass
+
     def make_model(self):
         size = {"image_size": 8, "channels": 1, "num_classes": 2}
         return create_model(self.recipe.model.name, **size, **self.recipe.model_options())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor, nn
 
     from leadline.data.base import Batches
@@ -51,3 +53,6 @@ class Task(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Data set and sizes, for summary.json."""
+
+    def settle(self, out: Path) -> None:
+        """Write into the folder of the run what its data are, on one process; refuse others than it began with."""

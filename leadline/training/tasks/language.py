@@ -73,7 +73,6 @@ class LanguageTask:
         from leadline.errors import LeadlineError
         from leadline.models import MODELS, TransformerXL
         from leadline.models.decoder import Decoder
-        from leadline.training.folder import claim_data
         from leadline.training.perplexity import LEAKY
 
         assert isinstance(recipe.data, TextData)
@@ -122,10 +121,13 @@ class LanguageTask:
 
         compiled = recipe.compile != "none" and device.type == "cuda"
         self._cross_entropy = torch.compile(cross_entropy) if compiled else cross_entropy
-        if rank == 0 and recipe.out is not None:
-            _keep_tokenizer(self.tokenizer, Path(recipe.out))
-            found = {split: text.fingerprint() for split, text in self.texts.items()}
-            claim_data(Path(recipe.out), "text", found, corpus.origin)
+        self.origin = corpus.origin
+
+    def settle(self, out: Path) -> None:
+        from leadline.training.folder import claim_data
+
+        _keep_tokenizer(self.tokenizer, out)
+        claim_data(out, "text", {split: text.fingerprint() for split, text in self.texts.items()}, self.origin)
 
     def make_model(self) -> nn.Module:
         from leadline.models import create_model

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from leadline.errors import LeadlineError, check_choice
-from leadline.training.section import Section
+from leadline.training.section import Section, refuse_idle
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from torch import Tensor, nn
 
@@ -79,19 +80,16 @@ class Augment(Section):
     def _ordered(cls, ends: tuple[float, float]) -> tuple[float, float]:
         if ends[0] > ends[1]:
             raise ValueError(f"{list(ends)} goes down; the smaller number comes first")
+        if ends[1] == 0:
+            raise ValueError(f"{list(ends)} leaves nothing of an image; the larger number must be above 0")
         return ends
 
     @model_validator(mode="after")
     def _of_use(self) -> Augment:
-        idle = {
-            "crop is not 'pad'": () if self.crop == "pad" else ("padding",),
-            "crop is not 'resized'": () if self.crop == "resized" else ("scale", "ratio"),
-            "neither mixup nor cutmix is on": () if self.mixup or self.cutmix else ("mix_prob", "switch_prob"),
-        }
-        for why, names in idle.items():
-            for name in names:
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(f"{name} is given and {why}, so it would do nothing; leave it out")
+        box = None if self.crop == "resized" else "crop is not 'resized'"
+        mix = None if self.mixup or self.cutmix else "neither mixup nor cutmix is on"
+        pad = None if self.crop == "pad" else "crop is not 'pad'"
+        refuse_idle(self, {"padding": pad, "scale": box, "ratio": box, "mix_prob": mix, "switch_prob": mix})
         return self
 
 
@@ -111,7 +109,6 @@ class VisionTask:
         """``classes``: of a folder, as a run has trained them; None: those of its training images."""
         from leadline.data.image_sets import ImageSets
         from leadline.data.prefetch import default_workers
-        from leadline.training.folder import claim_data
 
         assert isinstance(recipe.data, VisionData)
         self.recipe, self.data, self.device, self.rank, self.world = recipe, recipe.data, device, rank, world
@@ -121,10 +118,6 @@ class VisionTask:
         self.workers = default_workers(_local_world(world)) if recipe.data.workers is None else recipe.data.workers
         self.smoothing = recipe.regularise.smoothing
         self._sweeps: dict[str, Sweep] = {}
-        if recipe.out is not None:
-            found = self.sets.fingerprints()
-            if rank == 0:
-                claim_data(Path(recipe.out), "images", found, self.data.path or self.data.name)
 
     @cached_property
     def train(self) -> Pixels | Encoded:
@@ -159,6 +152,11 @@ class VisionTask:
     @property
     def watched(self) -> Literal["valid", "test"]:
         return "valid" if self.data.valid else "test"
+
+    def settle(self, out: Path) -> None:
+        from leadline.training.folder import claim_data
+
+        claim_data(out, "images", self.sets.fingerprints(), self.data.path or self.data.name)
 
     def make_model(self) -> nn.Module:
         from leadline.models import create_model
