@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -31,6 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines inst
 
 def main() -> None:
     """Run a command. Bad input is one line and exit code 2, never a traceback."""
+    warnings.showwarning = _warn
     try:
         app()
     except LeadlineError as error:
@@ -38,6 +40,16 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _warn(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    """Our own warnings as one line, others as Python words them."""
+    if Path(filename).is_relative_to(Path(__file__).parent):
+        Console(stderr=True).print(f"[yellow]leadline:[/] {escape(str(message))}", soft_wrap=True, highlight=False)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
 
 
 @contextmanager
@@ -311,6 +323,8 @@ def generate(
     console = Console(stderr=True)
     if tokens < 1:
         raise LeadlineError(f"--tokens is {tokens}; it must be at least 1")
+    if not -(2**63) <= seed < 2**64:
+        raise LeadlineError(f"--seed is {seed}; it must fit into 64 bits")
     try:
         begin = sys.stdin.read() if prompt == "-" else prompt
         begin.encode()

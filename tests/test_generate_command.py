@@ -270,6 +270,8 @@ def test_bad_requests_are_one_clear_line(tmp_path):
         (("The", "--temperature", "inf"), "temperature is inf"),
         (("The", "--temperature", 1e-45), "temperature is 1e-45"),
         (("The", "--temperature", 1, "--top-k", 0), "top_k is 0; it must be at least 1"),
+        (("The", "--top-k", 3), "top_k is 3 and temperature 0, which"),
+        (("The", "--temperature", 1, "--seed", 2**64), "--seed is 18446744073709551616; it must fit into 64 bits"),
         (("The", "--temperature", 1, "--top-k", -4), "top_k is -4"),
         (("no UTF-8: \udcff",), "the prompt is not UTF-8"),
     ):

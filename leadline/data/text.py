@@ -152,6 +152,8 @@ def open_text(
     if not files:
         raise LeadlineError(f"{root} holds no text; files must end in {_ALLOWED}")
     unread = tuple(file for file in there if not _suffix(file) and any(s.lower() in PLAIN for s in file.suffixes))
+    if column != "text" and not any(_suffix(file) == ".parquet" for file in files):
+        raise LeadlineError(f"data.column is {column!r} and {root} holds no parquet, which has columns; leave it out")
     named = [_split_of(file.relative_to(root) if root.is_dir() else Path(file.name)) for file in files]
     if any(named):
         parts: dict[str | None, list[Path]] = {}
@@ -190,6 +192,7 @@ def _read_all(files: Iterable[Path], column: str) -> Iterator[str]:
     for file in files:
         if last != "\n":
             yield "\n"
+            last = "\n"
         for chunk in _read(file, column):
             yield chunk
             last = chunk[-1:] or last
@@ -216,7 +219,9 @@ def _read_parquet(file: Path, column: str) -> Iterator[str]:
         source = parquet.ParquetFile(file)
         if column not in source.schema_arrow.names:
             names = ", ".join(source.schema_arrow.names)
-            raise LeadlineError(f"{file} has the columns {names}; name the one with the text by data.column=NAME")
+            raise LeadlineError(
+                f"{file} has the columns {names}; name the one with the text by data.column=NAME in a recipe"
+            )
         for batch in source.iter_batches(batch_size=1024, columns=[column]):
             for text in batch.column(0).to_pylist():
                 yield _line(text, str(file), column)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,15 +81,18 @@ def newest(out: Path, warn: Callable[[str], None] = lambda line: None) -> Saved 
 
 def find_checkpoint(out: str | os.PathLike[str], which: Literal["best", "last"] = "best") -> Saved | None:
     """The best checkpoint of a run by its evaluation, or the last one; the last where none was evaluated."""
-    whole = []
+    whole, damaged = [], []
     for _, folder in listed(Path(out)):
         try:
             whole.append(check(folder))
-        except LeadlineError:
-            continue
+        except LeadlineError as error:
+            damaged.append(f"{folder.name} is damaged ({error})")
     if not whole:
         return None
-    return (best_of(whole) if which == "best" else None) or whole[-1]
+    found = (best_of(whole) if which == "best" else None) or whole[-1]
+    for line in damaged:
+        warnings.warn(f"{line}; {found.folder} is taken", stacklevel=2)
+    return found
 
 
 def best_of(saved: list[Saved]) -> Saved | None:

@@ -70,6 +70,11 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
         raise LeadlineError(f"top_k is {top_k}; it must be at least 1, the likeliest token alone")
     if top_p is not None and not 0 < top_p <= 1:
         raise LeadlineError(f"top_p is {top_p}; it must lie in (0, 1]")
+    for name, value in (("top_k", top_k), ("top_p", top_p)):
+        if value is not None and temperature == 0:
+            raise LeadlineError(
+                f"{name} is {value} and temperature 0, which always takes the likeliest; give one above 0"
+            )
 
 
 def _choose(

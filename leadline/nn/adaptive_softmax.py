@@ -44,6 +44,14 @@ class AdaptiveSoftmax(nn.Module):
         """-log p of the targets (...,), for x (..., d): a cluster is computed for its own words alone."""
         if targets.shape != x.shape[:-1]:
             raise LeadlineError(f"targets have shape {tuple(targets.shape)}; they must be {tuple(x.shape[:-1])}")
+        if targets.is_floating_point():
+            raise LeadlineError(f"targets are {targets.dtype}; they must be integers")
+        if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
+            least, most = (int(end) for end in torch.aminmax(targets))  # a GPU would have to be waited for
+            if least < 0 or most >= self.ends[-1]:
+                raise LeadlineError(
+                    f"targets lie between {least} and {most}; they must be words, 0 to {self.ends[-1] - 1}"
+                )
         if len(self.ends) == 1:
             logits = F.linear(x, weight, self.bias).flatten(0, -2)
             logits = logits if logits.dtype == torch.float64 else logits.float()

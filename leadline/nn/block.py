@@ -69,8 +69,11 @@ class BlockConfig:
             for name in ("alpha", "alpha_prime", "learnable_alpha", "learnable_alpha_prime"):
                 if getattr(self, name):
                     raise LeadlineError(f"{name} is {getattr(self, name)!r}; give attention='hopfield' with it")
-            if self.scheme != "forward-backward":
-                raise LeadlineError(f"scheme is {self.scheme!r}; give attention='hopfield' with it")
+            for name, plain in (("scheme", "forward-backward"), ("start", "zero")):
+                if getattr(self, name) != plain:
+                    raise LeadlineError(f"{name} is {getattr(self, name)!r}; give attention='hopfield' with it")
+        if self.learnable_de_escalation and not self.de_escalation:
+            raise LeadlineError("learnable_de_escalation is true and de_escalation 0; give a tau to begin with")
         if self.shared_layers and self.drop_path:
             raise LeadlineError(f"drop_path is {self.drop_path}; shared layers are one block, set it to 0")
         if self.drop_path and not self.skip:

@@ -9,7 +9,7 @@ class LayerCache:
     """Keys and values of the past tokens, and the sums that causal de-escalation needs.
 
     Carried scores need nothing here: their state runs from layer to layer within one forward pass.
-    The buffers are allocated once, for ``capacity`` tokens.
+    The buffers grow as they fill, to ``capacity`` tokens at most.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -22,11 +22,17 @@ class LayerCache:
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k, v (B, Hkv, M, D) behind what is there; returns all keys and values so far."""
-        if self.keys is None or self.values is None:
-            self.keys = k.new_empty(*k.shape[:2], self.capacity, k.shape[3])
-            self.values = v.new_empty(*v.shape[:2], self.capacity, v.shape[3])
         end = self.length + k.shape[2]
+        if self.keys is None or self.values is None or end > self.keys.shape[2]:
+            room = max(end, min(self.capacity, max(2 * end, 256)))
+            self.keys, self.values = self._grown(self.keys, k, room), self._grown(self.values, v, room)
         self.keys[:, :, self.length : end] = k
         self.values[:, :, self.length : end] = v
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def _grown(self, old: Tensor | None, like: Tensor, room: int) -> Tensor:
+        new = like.new_empty(*like.shape[:2], room, like.shape[3])
+        if old is not None:
+            new[:, :, : self.length] = old[:, :, : self.length]
+        return new

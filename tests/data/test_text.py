@@ -122,6 +122,7 @@ def test_a_cut_within_lines_is_between_words(tmp_path):
 
 def test_a_file_begins_a_line(tmp_path):
     (tmp_path / "a.txt").write_text("no end")
+    (tmp_path / "aa.txt").write_text("")
     (tmp_path / "b.txt").write_text("\ufeffwith a mark\n", encoding="utf-8")
     (tmp_path / "c.txt").write_text("last")
     corpus = open_text(tmp_path)

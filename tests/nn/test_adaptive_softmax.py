@@ -99,5 +99,8 @@ def test_cutoffs_must_grow(cutoffs):
 
 def test_targets_must_fit():
     softmax, weight = make((4,))
+    for wrong, line in ((torch.tensor([0, -100]), "lie between -100 and 0"), (torch.zeros(2), "must be integers")):
+        with pytest.raises(ll.LeadlineError, match=line):
+            softmax.nll(torch.randn(2, D, dtype=torch.float64), wrong, weight)
     with pytest.raises(ll.LeadlineError, match=r"targets have shape \(3,\); they must be \(2,\)"):
         softmax.nll(torch.randn(2, D, dtype=torch.float64), torch.zeros(3, dtype=torch.long), weight)

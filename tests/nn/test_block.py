@@ -149,6 +149,8 @@ def test_positions():
         ({"attention": "linear"}, "unknown attention 'linear'"),
         ({"mlp": "gleu"}, "did you mean 'gelu'?"),
         ({"alpha": 0.5}, "give attention='hopfield'"),
+        ({"start": "scores"}, "start is 'scores'; give attention='hopfield' with it"),
+        ({"learnable_de_escalation": True}, "de_escalation 0; give a tau to begin with"),
         ({"learnable_alpha_prime": "head"}, "give attention='hopfield'"),
         ({"depth": 0}, "depth is 0"),
         ({"heads": -1}, "heads is -1"),

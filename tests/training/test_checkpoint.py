@@ -103,6 +103,9 @@ def test_a_damaged_one_is_passed_over(tmp_path):
         f"step-000003 is damaged ({tmp_path}/step-000003/model.safetensors is not what was written)",
         f"step-000002 is damaged ({tmp_path}/step-000002/manifest.json cannot be read)",
     ]
+    with pytest.warns(UserWarning, match=r"step-00000\d is damaged .*; .*step-000001 is taken") as told:
+        assert find_checkpoint(tmp_path).step == 1
+    assert len(told) == 4
     save(tmp_path, 4, write(4))  # the run comes by again
     assert newest(tmp_path).step == 4
     with pytest.raises(LeadlineError, match=r"manifest.json is missing"):

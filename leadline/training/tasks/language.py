@@ -43,6 +43,12 @@ class TextData(Section):
             raise ValueError("give either path, a file or folder of text, or hub, the name of a data set")
         if self.name != "text" and (self.hub or self.subset):
             raise ValueError(f"hub and subset are {self.name}'s own; give name: text with others")
+        if self.subset is not None and self.hub is None:
+            raise ValueError(f"subset is {self.subset!r}, which belongs to hub; leave it out")
+        if self.vocab_size is not None and self.tokens_by not in ("word", "bpe"):
+            raise ValueError(
+                f"vocab_size is {self.vocab_size} and tokenizer {self.tokens_by!r}, which has its own; set it to null"
+            )
         return self
 
     def corpus(self) -> Corpus:
