@@ -251,8 +251,9 @@ def decode(encoded: bytes, where: str) -> Any:
             raise ValueError(f"its numbers are {'floats' if found.mode == 'F' else '32 bits'}, save it with 8 or 16")
         return found.convert("RGB")
     except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
+        why = re.sub(r" <[^>]*>", "", str(error).splitlines()[0])  # PIL names the bytes by their address
         raise LeadlineError(
-            f"{where} is no image that can be decoded ({type(error).__name__}: {str(error).splitlines()[0]:.80}); "
+            f"{where} is no image that can be decoded ({type(error).__name__}: {why:.80}); "
             "replace it by another of its class, or remove it before a run begins"
         ) from error
 

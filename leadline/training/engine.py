@@ -107,7 +107,9 @@ class Run:
         self.read_after = start  # steps done when the figures were last read, or when this process began
         with StopRequest() as request:
             self._loop(start, request)
-        return self._finish()
+            last = checkpoint.folder_of(self.out, self.total)
+            request.saved = f"after the last step; saved in {last}, run the same command again for its evaluation"
+            return self._finish()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -196,7 +196,8 @@ class _Plain(yaml.SafeLoader):
     """YAML in which a date is text, such as a folder's name, and a key that comes twice an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        merge = "tag:yaml.org,2002:merge"  # keys that ``<<`` brings may be given again
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
         twice = sorted({str(key) for key in keys if keys.count(key) > 1})
         if twice:
             raise yaml.constructor.ConstructorError(problem=f"{', '.join(twice)} comes twice{node.start_mark}")

@@ -20,10 +20,12 @@ class Stopped(Exception):  # noqa: N818 - no error: it may have been asked for
 
 class StopRequest:
     """Inside, SIGTERM, SIGINT and SIGHUP set ``signal`` and no more: the loop finishes its step and saves. A second
-    one ends the process at once. Under nohup SIGHUP stays ignored."""
+    one ends the process at once. Under nohup SIGHUP stays ignored. Once ``saved`` says where everything is, the first
+    one ends the run."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.saved: str | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -38,6 +40,8 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.saved is not None:
+            raise Stopped(f"{signal.Signals(number).name} {self.saved}", 128 + number)
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)

@@ -222,6 +222,23 @@ def with_a_terminal():
     signal.signal(signal.SIGHUP, before)
 
 
+def test_a_signal_in_the_last_evaluation_loses_nothing_but_that(tmp_path):
+    class Task(ToyTask):
+        def evaluate(self, model, split="valid"):
+            if split == "test":
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().evaluate(model, split)
+
+    line = r"SIGTERM after the last step; saved in .*step-000012, run the same command again for its evaluation"
+    with pytest.raises(Stopped, match=line) as at:
+        train(toy_recipe(tmp_path / "torn"), make_task=Task)
+    assert at.value.code == 143
+    assert not (tmp_path / "torn" / "summary.json").exists()
+    assert train(toy_recipe(tmp_path / "torn"), make_task=ToyTask)["steps"] == 12
+    train(toy_recipe(tmp_path / "calm"), make_task=ToyTask)
+    assert_same_run(tmp_path / "calm", tmp_path / "torn")
+
+
 @pytest.mark.usefixtures("with_a_terminal")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_step_saves_and_the_same_run_goes_on(tmp_path, number):

@@ -145,3 +145,12 @@ def test_the_page_on_training_names_every_key():
             assert f"`{name}`" in page, name
             if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
                 sections.append(field.annotation)
+
+
+def test_a_merged_key_may_be_given_again(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(
+        "model: {name: vit_tiny}\ndata: {name: digits}\nlength: 1\n"
+        "optimizer: {<<: {lr: 0.1, weight_decay: 0.2}, lr: 0.3}\n"
+    )
+    optimizer = load_recipe(tmp_path / "recipe.yaml").optimizer
+    assert (optimizer.lr, optimizer.weight_decay) == (0.3, 0.2)
