@@ -281,6 +281,8 @@ def test_bad_requests_are_one_clear_line(tmp_path):
         CliRunner().invoke(app, ["generate", str(tmp_path), "-"], input=b"\xff\xfe", catch_exceptions=False)
     with pytest.raises(ll.LeadlineError, match="only Transformer-XL has a memory"):
         evaluate(tmp_path, data=tmp_path, memory=3, device="cpu")
+    with pytest.raises(ll.LeadlineError, match=r"context is 1000000; the model has positions for \d+ tokens"):
+        evaluate(tmp_path, data=tmp_path, context=1000000, device="cpu")
     ll.create_model("vit_tiny", depth=1).save(tmp_path / "images")
     with pytest.raises(ll.LeadlineError, match=r"stride given, but .* holds no language model"):
         evaluate(tmp_path / "images", stride=3, device="cpu")

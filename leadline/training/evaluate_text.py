@@ -6,7 +6,7 @@ import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from leadline.models.decoder import Decoder
 from leadline.probing import probe
 from leadline.training.evaluate import Evaluation, load_for, write_evaluation
 from leadline.training.perplexity import LEAKY, at_least, perplexity, sees_future
+from leadline.training.recipe import parse_recipe
 from leadline.training.step import DTYPES
 from leadline.training.tasks.language import TextData
 from leadline.training.writing import open_language_model, weights_in
@@ -71,7 +72,7 @@ def evaluate_text(
     place = weights_in(Path(folder), which)
     state = _state(place)
     tree: dict[str, Any] = state.get("recipe", {}) if recipe is None else load_for(recipe, TextData, "text")
-    settings = TextData.model_validate(tree["data"]) if tree else None
+    settings = cast(TextData, parse_recipe(tree).data) if tree else None
     model, tokenizer = open_language_model(folder, device, which)
     if isinstance(model, TransformerXL):
         model.memory_length = model.memory_length if memory is None else memory
@@ -79,6 +80,9 @@ def evaluate_text(
         raise LeadlineError("memory or lanes are given; only Transformer-XL has a memory, leave them out")
     elif stride is None and settings is not None:
         stride = settings.stride if settings.stride is None or context is None else min(settings.stride, context)
+    limit = model.positions.limit if isinstance(model, Decoder) else None
+    if context is not None and limit is not None and context > limit:
+        raise LeadlineError(f"context is {context}; the model has positions for {limit} tokens, give at most these")
     length = settings.tokens if context is None and settings is not None else context
     corpus = _corpus(data, settings)
     text = tokenised(corpus, split, tokenizer, None if settings is None else settings.cache)
