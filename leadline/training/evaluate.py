@@ -84,17 +84,17 @@ def evaluate(
     saved = _find(Path(folder), which, recipe)
     settings = _settings(saved, recipe, data)
     where = choose_device(device)
-    task = VisionTask(settings, where, classes=(classes := _classes(saved, recipe)))
+    classes = _classes(saved, recipe)
+    task = VisionTask(settings, where, classes=classes)
     model = leadline.load(averaged(saved.folder)).to(where)
     _check_fit(model, task, saved.folder)
     dtype = DTYPES.get(settings.precision)
     with torch.no_grad(), nullcontext() if dtype is None else torch.autocast(where.type, dtype):
         figures = task.evaluate(model, split)
     origin = settings.data.path or settings.data.name
-    unknown = settings.data.name == "folder" and classes is None
-    notes = [f"which classes were trained is not known here; those of {origin} are taken, in their order"] * unknown
-    report = probe(model, task.probe_inputs())
-    found = Evaluation(saved.folder, saved.step, split, origin, figures, report, notes=notes)
+    found = Evaluation(saved.folder, saved.step, split, origin, figures, probe(model, task.probe_inputs()))
+    if settings.data.name == "folder" and classes is None:
+        found.notes = [f"which classes were trained is not known here; those of {origin} are taken, in their order"]
     if out is not None:
         found.files = write_evaluation(found, Path(out))
     return found

@@ -123,10 +123,10 @@ class Step:
             torch._amp_update_scale_(self.scale, self.good_steps, self.skip, GROW, SHRINK, GROW_AFTER)
         if self.ema is not None and self.recipe.regularise.ema is not None:
             torch._foreach_lerp_(self.ema, [p.detach() for p in self.weights.local], 1 - self.recipe.regularise.ema)
-        skipped = {SKIPPED: (~norm.isfinite()).float()} if self.recipe.precision == "fp16" else {}
-        if skipped:
-            norm = norm.nan_to_num(nan=0.0, posinf=0.0)
-        self._add({"loss": means["loss"], "gradient_norm": norm, **skipped, **means})
+        told = {"loss": means["loss"], "gradient_norm": norm}
+        if self.recipe.precision == "fp16":
+            told |= {"gradient_norm": norm.nan_to_num(nan=0.0, posinf=0.0), SKIPPED: (~norm.isfinite()).float()}
+        self._add({**told, **means})
 
     def _judge(self, loss: Tensor, norm: Tensor) -> None:
         """Did this step go wrong? With fp16 an overflowing gradient only lowers the scale, until there is none left."""

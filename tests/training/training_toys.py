@@ -1,11 +1,14 @@
 """A task small enough for many runs: points in a plane that a tiny ViT reads as images, all in memory."""
 
+import csv
+
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from leadline import create_model
 from leadline.data.base import mix_seed, part_of_batch
-from leadline.training import parse_recipe
+from leadline.training import find_checkpoint, parse_recipe
 
 SAMPLES = 96
 
@@ -105,3 +108,27 @@ class CarryTask(ToyTask):
         before = torch.zeros_like(logits) if carry is None else carry[0]
         now = 0.5 * before + logits
         return F.cross_entropy(now, batch["labels"]), {}, (now.detach(),)
+
+
+def log_of(out, name="log.csv"):
+    with (out / name).open() as stream:
+        clock = ("seconds", "samples_per_second")
+        return [{k: float(v) for k, v in row.items() if k not in clock} for row in csv.DictReader(stream)]
+
+
+def tensors_of(out):
+    last = find_checkpoint(out, "last").folder
+    return {
+        f"{file.relative_to(last)}/{name}": tensor
+        for file in sorted(last.rglob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+def assert_same_run(one, other):
+    first, second = tensors_of(one), tensors_of(other)
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+    assert log_of(one) == log_of(other)
+    assert log_of(one, "evaluation.csv") == log_of(other, "evaluation.csv")
