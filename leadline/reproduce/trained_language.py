@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from leadline.reproduce.trained_runs import Job, Record, run_all
 
 Found = dict[str, list[Record]]  # by arm, a record per seed
 
+WATCH = {"watch": {"every": "10 %"}}  # of the first seed of each arm
 TEXT_SETTING: dict[str, Any] = {"tokenizer": "bpe", "vocab_size": 16384, "seeds": 3, "probed": 4}
 
 
@@ -146,19 +148,29 @@ def layers_table(found: Found) -> list[dict[str, Any]]:
     ] or [{"arm": "", "layer": 0, "similarity": "", "cosine": "", "norm": ""}]
 
 
+def watched_table(found: Found) -> list[dict[str, Any]]:
+    rows = [{"arm": arm, **row} for arm, kept in found.items() for row in kept[0].watched]
+    return rows or [{"arm": "", "step": "", "layer": "", "similarity": ""}]
+
+
 def curves_figure(found: Found) -> Any:
-    """Training loss, validation loss, and token similarity by layer of the trained models."""
-    figure, axes = panels(3, width=4.6, height=3.6)
+    """Training loss, validation loss, token similarity in the course of training, and by layer after it."""
+    figure, axes = panels(4, width=4.2, height=3.6)
     for (arm, kept), style in zip(found.items(), styles(), strict=False):
         band(axes[0], kept, "training", "loss", arm, style)
         band(axes[1], kept, "evaluation", "loss", arm, style)
+        during: dict[float, list[float]] = {}
+        for row in kept[0].watched:
+            during.setdefault(row["step"], []).append(row["similarity"])
+        axes[2].plot(list(during), [statistics.fmean(some) for some in during.values()], label=arm, **style)
         layers = kept[0].layers
         if layers:
             every = {**style, "markevery": max(len(layers) // 10, 1)}
-            axes[2].plot([f.index for f in layers], [f.similarity for f in layers], label=arm, **every)
+            axes[3].plot([f.index for f in layers], [f.similarity for f in layers], label=arm, **every)
     axes[0].set(xlabel="epoch", title="training loss, nats a token")
     axes[1].set(xlabel="epoch", title="validation loss, nats a token")
-    axes[2].set(xlabel="layer", title="token similarity, trained", ylim=(-0.02, 1.02))
+    axes[2].set(xlabel="step", title="token similarity, mean over layers", ylim=(-0.02, 1.02))
+    axes[3].set(xlabel="layer", title="token similarity, trained", ylim=(-0.02, 1.02))
     axes[0].legend(frameon=False, fontsize="small")
     return figure
 

@@ -9,6 +9,7 @@ from typing import Any
 from leadline.reproduce.base import Claim, Context, Entry, Result
 from leadline.reproduce.trained_language import (
     TEXT_SETTING,
+    WATCH,
     Found,
     budget_note,
     curves_figure,
@@ -23,6 +24,7 @@ from leadline.reproduce.trained_language import (
     table_of,
     text_recipe,
     train_all,
+    watched_table,
 )
 
 ALPHA = {"attention": "hopfield", "alpha": 0.5, "alpha_prime": 0.0}
@@ -60,7 +62,11 @@ def run(context: Context) -> Result:
     places = {
         place: {arm: f"{arm} with {place}" for arm in change["arms"]} for place, change in setting["places"].items()
     }
-    wanted = {(names[arm], seed): recipe(arm, seed, rates[arm]) for arm in arms for seed in seeds}
+    wanted = {
+        (names[arm], seed): {**recipe(arm, seed, rates[arm]), **(WATCH if seed == context.seed else {})}
+        for arm in arms
+        for seed in seeds
+    }
     wanted |= {
         (name, seed): recipe(arm, seed, rates[arm], **setting["places"][place])
         for place, there in places.items()
@@ -87,6 +93,7 @@ def run(context: Context) -> Result:
         "rates": runs_table(tried, [context.seed]),
         **({"elsewhere": there} if there else {}),
         "curves": curves_table(found, seeds),
+        "watched": watched_table(found),
         "layers": layers_table(found),
     }
     claims = [*_claims(found), *own_numbers(found)]
@@ -144,7 +151,8 @@ _BYTES = {"arms": ["pre-norm", "both"], "tokenizer": "byte", "vocab_size": None,
           "tokens": 512, "batch": 32, "length": "1200 steps", "lr": 1e-3}  # fmt: skip
 _PLACES: dict[str, dict[str, Any]] = {
     "12 layers": {"arms": ["pre-norm", "alpha", "alpha'", "both"], "depth": 12},
-    "embeddings times 16": {"arms": ["pre-norm", "alpha", "both"], "embedding_scale": 16.0},
+    "12 layers, all at one rate": {"arms": ["pre-norm", "alpha", "alpha'", "both"], "depth": 12, "lr": 1e-3},
+    "embeddings times 16": {"arms": ["pre-norm", "alpha", "alpha'", "both"], "embedding_scale": 16.0},
     "bytes": _BYTES,
     "bytes, embeddings times 50": {**_BYTES, "embedding_scale": 50.0},  # of deviation 1, as torch's own
 }
@@ -153,12 +161,12 @@ ENTRY = Entry(
     "A deep decoder on text: post-norm, pre-norm, de-escalated, alpha, alpha' and both, and what changes the answer",
     run,
     {**TEXT_SETTING, "depth": 48, "dim": 256, "heads": 4, "tokens": 512, "batch": 16, "seeds": 2, "arms": list(ARMS),
-     "lrs": {"pre": [3e-4, 1e-3, 3e-3], "post": [1e-4, 3e-4, 1e-3]}, "compile": "blocks"},
+     "lrs": {"pre": [3e-4, 1e-3, 3e-3, 1e-2], "post": [1e-4, 3e-4, 1e-3]}, "compile": "blocks"},
     group="language",
     text=True,
     budgets={
         "short": {"length": "2000 steps", "evaluate": "400 steps", "places": {
-            "4000 steps": {"arms": ["pre-norm", "alpha"], "length": "4000 steps"}, **_PLACES}},
+            "4000 steps": {"arms": ["pre-norm", "alpha", "alpha'"], "length": "4000 steps"}, **_PLACES}},
         "full": {"length": "20000 steps", "evaluate": "1000 steps", "places": _PLACES},
     },
 )  # fmt: skip

@@ -8,6 +8,7 @@ from leadline.reproduce.base import Claim, Context, Entry, Result
 from leadline.reproduce.trained_figures import spread
 from leadline.reproduce.trained_language import (
     TEXT_SETTING,
+    WATCH,
     Found,
     budget_note,
     curves_figure,
@@ -21,6 +22,7 @@ from leadline.reproduce.trained_language import (
     table_of,
     text_recipe,
     train_all,
+    watched_table,
 )
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -45,7 +47,10 @@ def run(context: Context) -> Result:
     setting, seeds = context.setting, seeds_of(context)
     sizes = {name: setting[name] for name in ("depth", "dim", "heads")}
     recipes = {
-        (arm, seed): text_recipe(setting, {"name": "gpt2_small", **sizes, **ARMS[arm]}, seed, setting["lr"])
+        (arm, seed): {
+            **text_recipe(setting, {"name": "gpt2_small", **sizes, **ARMS[arm]}, seed, setting["lr"]),
+            **(WATCH if seed == context.seed else {}),
+        }
         for seed in seeds  # all arms of a seed, then the next: what is cut short compares
         for arm in setting["arms"]
     }
@@ -78,6 +83,7 @@ def run(context: Context) -> Result:
     tables = {
         "runs": runs_table(found, seeds),
         "curves": curves_table(found, seeds),
+        "watched": watched_table(found),
         "layers": layers_table(found),
         "strengths": _strengths(found) or [{"seed": "", "parameter": "", "mean": "", "least": "", "most": ""}],
     }

@@ -9,6 +9,7 @@ from leadline.reproduce.base import Claim, Context, Entry, Result
 from leadline.reproduce.trained_figures import spread
 from leadline.reproduce.trained_language import (
     TEXT_SETTING,
+    WATCH,
     Found,
     budget_note,
     curves_figure,
@@ -21,6 +22,7 @@ from leadline.reproduce.trained_language import (
     table_of,
     text_recipe,
     train_all,
+    watched_table,
 )
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -44,7 +46,11 @@ def recipe(setting: Mapping[str, Any], arm: str, seed: int) -> dict[str, Any]:
 
 def run(context: Context) -> Result:
     setting, seeds = context.setting, seeds_of(context)
-    recipes = {(arm, seed): recipe(setting, arm, seed) for arm in ARMS for seed in seeds}
+    recipes = {
+        (arm, seed): {**recipe(setting, arm, seed), **(WATCH if seed == context.seed else {})}
+        for arm in ARMS
+        for seed in seeds
+    }
     found = train_all(context, recipes, "xl")
     claims = [
         *(
@@ -69,7 +75,12 @@ def run(context: Context) -> Result:
         budget_note(context, found, setting["tokens"] * setting["batch"]) + " The text is read in one order, so that "
         "seeds differ by their initialisation alone.",
     ]
-    tables = {"runs": runs_table(found, seeds), "curves": curves_table(found, seeds), "layers": layers_table(found)}
+    tables = {
+        "runs": runs_table(found, seeds),
+        "curves": curves_table(found, seeds),
+        "watched": watched_table(found),
+        "layers": layers_table(found),
+    }
     return Result(claims, tables, lambda: curves_figure(found), notes, shown=table_of(context, found, POST))
 
 

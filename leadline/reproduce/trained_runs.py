@@ -37,7 +37,7 @@ from leadline.probing import DepthReport, probe
 from leadline.probing.figures import LayerFigures
 from leadline.reproduce.base import Context
 from leadline.training.engine import train
-from leadline.training.logs import EVALUATION, TRAINING
+from leadline.training.logs import EVALUATION, PROBE, TRAINING
 from leadline.training.recipe import Recipe, parse_recipe
 from leadline.training.stop import Stopped
 from leadline.training.tasks import build_task
@@ -77,6 +77,11 @@ class Record:
         """What the probe measured, by layer; empty where it was not asked for."""
         text = self.figures["report"]
         return [] if text is None else DepthReport.from_json(text).layers
+
+    @property
+    def watched(self) -> list[dict[str, float]]:
+        """Token similarity by step and layer during training; empty where it was not asked for."""
+        return self.figures.get("watched") or []
 
     def told(self) -> str:
         """In a few words, for people who wait."""
@@ -240,6 +245,7 @@ def _train(recipe: Recipe, file: Path, probed: int, device: str) -> dict[str, An
         "steps_per_second": statistics.median(speeds) / recipe.batch.size if speeds else None,
         "training": training,
         "evaluation": _curve(work / EVALUATION),
+        "watched": _watched(work / PROBE),
         "report": None if diverged or not probed else _probe(recipe, work, probed, where),
         "recipe": {**recipe.model_dump(mode="json"), "out": None},
     }
@@ -273,6 +279,17 @@ def _strengths(work: Path) -> dict[str, list[float]]:
     assert saved is not None
     found = {name: tensor for name, tensor in saved.tensors("model").items() if name.endswith(".parameter")}
     return {name: tensor.float().clamp(0, 1).flatten().tolist() for name, tensor in found.items()}
+
+
+def _watched(file: Path) -> list[dict[str, float]]:
+    """Token similarity by step and layer, where the recipe watches."""
+    if not file.is_file():
+        return []
+    with file.open(newline="") as stream:
+        return [
+            {"step": int(row["step"]), "layer": int(row["layer"]), "similarity": float(row["similarity"])}
+            for row in csv.DictReader(stream)
+        ]
 
 
 def _curve(file: Path) -> list[dict[str, float]]:

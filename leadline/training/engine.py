@@ -257,7 +257,7 @@ class Run:
         model.eval()
         try:
             watcher.begin(done)
-            with torch.no_grad(), self.step.autocast():
+            with torch.no_grad(), uncompiled(), self.step.autocast():
                 call_model(model, self.task.probe_inputs())
             watcher.end()
         finally:

@@ -95,7 +95,14 @@ def test_a_deep_decoder_with_the_better_of_two_rates(context):
         rows = [row for row in result.tables["runs"] if row["arm"] == arm]
         assert [row["seed"] for row in rows] == [0, 1]
         assert rows[0]["valid_loss"] == tried[f"{arm}, lr {better}"]
-    assert len(list((made.out / "runs").glob("*.json"))) == 2 * 4 + 4 + 2 * 2 * 2
+    assert len(list((made.out / "runs").glob("*.json"))) == 2 * 4 + 2 * 4 + 2 * 2 * 2  # those that count are watched
+    during = {(row["arm"], row["step"], row["layer"]): row["similarity"] for row in result.tables["watched"]}
+    assert {arm for arm, _, _ in during} == set(arms)
+    assert len({step for _, step, _ in during}) > 2
+    assert all(0 <= similarity <= 1 for similarity in during.values())
+    for row in result.tables["layers"]:  # the probe after training sees more text
+        last = during[row["arm"], max(step for _, step, _ in during), row["layer"]]
+        assert last == pytest.approx(row["similarity"], abs=0.3)
     assert {row["arm"] for row in result.tables["layers"]} == set(arms)
     highest = [arm for arm in arms if tried[f"{arm}, lr 0.001"] <= tried[f"{arm}, lr 1e-09"]]
     said_of = f"a higher one than was tried may be better for {', '.join(highest)}."
