@@ -180,6 +180,7 @@ def main() -> None:
             setattr(options, name, value)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
+    torch._dynamo.config.recompile_limit = 128  # arms share their code; beyond the limit one would run uncompiled
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "text").mkdir()

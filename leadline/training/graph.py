@@ -58,7 +58,8 @@ class GraphStep(Step):
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=self.side):
+            # not "global", which a thread that pins batches meanwhile would spoil
+            with torch.cuda.graph(graph, stream=self.side, capture_error_mode="thread_local"):
                 self.compute(lambda micro: self.inputs[micro])
         except RuntimeError as error:
             raise LeadlineError(

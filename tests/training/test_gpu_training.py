@@ -1,6 +1,7 @@
 """On a GPU: the step as a CUDA graph gives what the plain step gives, and nothing waits for the device."""
 
 import csv
+import threading
 
 import pytest
 import torch
@@ -46,6 +47,24 @@ def test_a_graph_draws_new_random_numbers_at_every_step(tmp_path):
     assert first == pytest.approx(losses(tmp_path / "2", graph=True, **random), rel=1e-4)
     assert first == pytest.approx(losses(tmp_path / "plain", **random), rel=1e-3)  # the same ones as without a graph
     assert first[5:] != pytest.approx(losses(tmp_path / "none", graph=True)[5:], rel=1e-4)
+
+
+def test_a_graph_is_captured_while_another_thread_pins_memory(tmp_path):
+    """As that of a data loader does."""
+    pinned, done = [], threading.Event()
+
+    def pin():
+        while not done.is_set() and len(pinned) < 50_000:
+            pinned.append(torch.empty(4096, dtype=torch.uint8, pin_memory=True))
+
+    thread = threading.Thread(target=pin)
+    thread.start()
+    try:
+        assert losses(tmp_path / "beside", graph=True)
+    finally:
+        done.set()
+        thread.join()
+    assert 10 < len(pinned) < 50_000  # it was at it all the while
 
 
 @pytest.mark.parametrize("graph", [False, True])
