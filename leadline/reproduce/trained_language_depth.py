@@ -80,8 +80,10 @@ def run(context: Context) -> Result:
     notes = [
         f"Validation loss, and against pre-norm: {_gaps(found)}.",
         *(f"With {place}{_rates_there(setting['places'][place])}: {_gaps(some)}." for place, some in elsewhere.items()),
-        f"Learning rates, the best ({by_norm}) by the validation loss of the first seed, which counts below "
-        "too: " + ", ".join(f"{arm} {lr:g}" for arm, lr in rates.items()) + _at_the_edge(rates, lrs),
+        f"Learning rates, the best ({by_norm}) by the validation loss of the first seed: "
+        + ", ".join(f"{arm} {lr:g}" for arm, lr in rates.items())
+        + _at_the_edge(rates, lrs),
+        *_again(found, {arm: tried[name] for arm, name in names.items()}),
         *_by_rate(tried, lrs),
         "De-escalation takes the mean of the tokens before each one out of the FFN's input (tau 1), of a post-norm "
         "decoder, as TSE's figure 7 does without regard to the future. Alpha and alpha' are .5 where they are on.",
@@ -115,6 +117,19 @@ def _gaps(found: Found) -> str:
 def _at_the_edge(rates: Mapping[str, float], lrs: Mapping[str, Sequence[float]]) -> str:
     highest = [arm for arm, lr in rates.items() if lr == max(lrs[arm])]
     return f"; a higher one than was tried may be better for {', '.join(highest)}." if highest else "."
+
+
+def _again(found: Found, tried: Found) -> list[str]:
+    """How far apart two runs of one recipe and one seed end: the one that was chosen, and the watched one."""
+    gaps = {arm: difference(kept[:1], tried[arm]) for arm, kept in found.items()}
+    ended = {arm: abs(gap[0]) for arm, gap in gaps.items() if gap is not None}
+    if not ended:
+        return []
+    arm = max(ended, key=lambda name: ended[name])
+    return [
+        "The first seed was then trained once more, with its tokens watched, and counts as it ended this time: within "
+        f"{ended[arm]:.4f} nats of the first ({arm})."
+    ]
 
 
 def _by_rate(tried: Found, lrs: Mapping[str, Sequence[float]]) -> list[str]:
