@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from typer.testing import CliRunner
@@ -100,6 +101,36 @@ def test_bytes_that_are_no_text_do_not_spoil_what_follows(count):
     pieces = list(_decoded(stream, ByteTokenizer(), list(b"x")))
     assert "".join(pieces) == content.decode(errors="replace")
     assert len(pieces) > 10
+
+
+def test_a_tokenizer_that_falls_back_to_bytes_streams_whole_characters():
+    """LLaMA's kind: a row of byte tokens is read as a whole, and while it is cut none of it is text."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"\u2581": 256, "d": 257, "<unk>": 258}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+    inner.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
+    inner.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace("\u2581", " "),
+            tokenizers.decoders.ByteFallback(),
+            tokenizers.decoders.Fuse(),
+            tokenizers.decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer = PairTokenizer(inner)
+    text = "d 水深水深水深 d \N{ANCHOR}\N{WAVING HAND SIGN} d"
+    ids = tokenizer.encode(text).tolist()
+    pieces = list(_decoded((torch.tensor([[i]]) for i in ids[1:]), tokenizer, ids[:1]))
+    assert "".join(pieces) == text[1:]
+    assert len(pieces) == len(text) - 1
+
+
+def test_a_prompt_that_is_too_long_is_told(tmp_path):
+    saved(tmp_path)
+    prompt = "by the mark five, by the deep six"
+    with pytest.warns(UserWarning, match="the prompt has 33 tokens; the model sees the last 24 of them"):
+        answer = run(tmp_path, prompt, "--tokens", 3, "--device", "cpu")
+    assert answer.stdout.startswith(prompt)
+    assert answer.stdout[len(prompt) :] == run(tmp_path, prompt[-24:], "--tokens", 3, "--device", "cpu").stdout[24:]
 
 
 def test_goes_on_beyond_the_positions_it_has():

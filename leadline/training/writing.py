@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,27 +72,29 @@ def write(
     if len(ids) == 0:
         raise LeadlineError("the prompt is empty; give a few words to begin with")
     device = next(model.parameters()).device
+    most = model.positions.limit if isinstance(model, Decoder) else None
+    if most is not None and len(ids) > most:
+        warnings.warn(f"the prompt has {len(ids)} tokens; the model sees the last {most} of them", stacklevel=2)
+        ids = ids[-most:]
     first = torch.tensor(ids.astype("int64"), device=device)[None]
-    if isinstance(model, Decoder) and model.positions.limit is not None:
-        first = first[:, -model.positions.limit :]
     stream = stream_tokens(model, first, tokens, cache, **options)  # type: ignore[arg-type]
-    return _decoded(stream, tokenizer, [int(i) for i in ids[-8:]])
+    return _decoded(stream, tokenizer, ids.tolist())
 
 
 def _decoded(stream: Iterator[torch.Tensor], tokenizer: Tokenizer, before: list[int]) -> Iterator[str]:
-    """Decode with a few tokens before, since how a token reads may depend on them; hold back unfinished bytes."""
-    held, shown = list(before), len(tokenizer.decode(before))
+    """Decode with the tokens of the piece before, since how a token reads may depend on them.
+
+    A piece ends where a character does: tokenizers that fall back to bytes read a row of byte tokens as a whole, so
+    neither unfinished bytes nor a part of such a row may be shown or left behind.
+    """
+    fresh: list[int] = []
     for new in stream:
-        held.append(min(int(new), tokenizer.vocab_size - 1))  # a padded vocabulary has ids that no token has
-        text = tokenizer.decode(held)
-        whole = text.removesuffix(_BROKEN)
-        if len(whole) > shown:
-            yield whole[shown:]
-            shown = len(whole)
-        if whole == text:
-            held = held[-8:]
-            shown = len(tokenizer.decode(held))
-    rest = tokenizer.decode(held)[shown:]
+        fresh.append(min(int(new), tokenizer.vocab_size - 1))  # a padded vocabulary has ids that no token has
+        piece = tokenizer.decode(before + fresh)[len(tokenizer.decode(before)) :]
+        if piece and not piece.endswith(_BROKEN):
+            yield piece
+            before, fresh = fresh, []
+    rest = tokenizer.decode(before + fresh)[len(tokenizer.decode(before)) :]
     if rest:
         yield rest
 
