@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leadline.data.kept import kept
+from leadline.data.kept import counted, kept
 from leadline.data.sets import FolderRows, Rows, bad_label, decode, read_file
 from leadline.errors import LeadlineError
 
@@ -98,7 +98,7 @@ def _decode_all(rows: Rows, size: int | None, folder: Path) -> None:
     labels = np.empty(len(rows), dtype=np.int64)
     side = size
     with (folder / _PIXELS).open("wb") as file:  # written in order: a full disk is an error, in a mapped file a crash
-        for i, row in enumerate(rows):
+        for i, row in enumerate(counted(rows, f"decoding {len(rows)} images", len(rows))):
             image = decode(row.encoded, rows.where(i))
             if size is not None:
                 image = _fitted(image, size)
@@ -130,7 +130,7 @@ def _fitted(image: Any, size: int) -> Any:
 def _pack(rows: Rows, folder: Path) -> None:
     labels, offsets = np.empty(len(rows), dtype=np.int64), np.zeros(len(rows) + 1, dtype=np.int64)
     with (folder / _PACK).open("wb") as file:
-        for i, row in enumerate(rows):
+        for i, row in enumerate(counted(rows, f"copying {len(rows)} images", len(rows))):
             file.write(row.encoded)
             offsets[i + 1] = offsets[i] + len(row.encoded)
             labels[i] = row.label

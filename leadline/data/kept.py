@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import TypeVar
 
 from leadline.errors import LeadlineError
 from leadline.machine import lock
+
+T = TypeVar("T")
+Tell = Callable[[str, int, int | None], None]  # what is made, parts that are done, of how many if that is known
+_TELL: ContextVar[Tell | None] = ContextVar("tell", default=None)
+_DAY = 86400.0
 
 
 def cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:
@@ -36,7 +44,9 @@ def kept(
         with _locked(root / f"{name}.lock"):
             if not target.is_dir() or not whole(target):
                 draft = root / f"{name}.{os.getpid()}.part"
-                shutil.rmtree(draft, ignore_errors=True)
+                for left in root.glob(f"{name}.*.part"):  # by a process that was killed
+                    if left == draft or time.time() - left.stat().st_mtime > _DAY:
+                        shutil.rmtree(left, ignore_errors=True)
                 draft.mkdir()
                 try:
                     make(draft)
@@ -51,6 +61,25 @@ def kept(
             "make room there or give another folder by data.cache=FOLDER"
         ) from error
     return target
+
+
+@contextmanager
+def telling(tell: Tell) -> Iterator[None]:
+    """Inside, ``tell`` hears how far the things have come that are made."""
+    before = _TELL.set(tell)
+    try:
+        yield
+    finally:
+        _TELL.reset(before)
+
+
+def counted(parts: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+    """The parts that something is made of, each told as it is taken."""
+    tell = _TELL.get()
+    for done, part in enumerate(parts):
+        if tell is not None:
+            tell(what, done, total)
+        yield part
 
 
 def _to_disk(folder: Path) -> None:

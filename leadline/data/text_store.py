@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from leadline.data.kept import kept
+from leadline.data.kept import counted, kept
 from leadline.data.text import Corpus, count_words
 from leadline.data.text_tokenizers import (
     Tokenizer,
@@ -69,10 +69,11 @@ def tokenizer_for(
             f"{corpus.origin} has no train text to make a {kind} vocabulary of; give a tokenizer's folder, or 'byte'"
         )
     key = [_LEARNT[kind], kind, vocab_size, corpus.fingerprint("train")]
+    blocks = counted(corpus.blocks("train"), f"making a {kind} vocabulary")
     return _made(
         key,
         cache,
-        lambda draft: save_tokenizer(make_tokenizer(kind, corpus.blocks("train"), vocab_size), draft),
+        lambda draft: save_tokenizer(make_tokenizer(kind, blocks, vocab_size), draft),
         load_tokenizer,
     )
 
@@ -103,7 +104,7 @@ def _write(blocks: Iterator[str], where: str, tokenizer: Tokenizer, folder: Path
     size = words = tokens = unknown = 0
     raw = folder / "tokens.raw"
     with raw.open("wb") as file:
-        for block in blocks:
+        for block in counted(blocks, f"tokenising {where}"):
             ids = tokenizer.encode(block)
             file.write(ids.astype(dtype).tobytes())
             size, words, tokens = size + len(block.encode()), words + count_words(block), tokens + len(ids)

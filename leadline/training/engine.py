@@ -29,7 +29,7 @@ from leadline.training.distributed import Processes, Weights, join, replicate, s
 from leadline.training.divergence import diagnose
 from leadline.training.folder import alone, claim, owner, read_summary, write_summary
 from leadline.training.graph import GraphStep
-from leadline.training.logs import PROBE, Listener, Logs
+from leadline.training.logs import PROBE, Listener, Logs, preparing
 from leadline.training.recipe import Recipe
 from leadline.training.schedule import LearningRate
 from leadline.training.section import Span
@@ -50,7 +50,11 @@ def train(recipe: Recipe, *, console: Console | None = None, make_task: MakeTask
     threads, products = torch.get_num_threads(), torch.get_float32_matmul_precision()
     torch.set_num_threads(recipe.threads or threads)
     try:
-        return Run(recipe, join(recipe), console, make_task).go()
+        with StopRequest() as request:
+            request.saved = "before the training began; run the same command again"
+            with preparing(console):
+                run = Run(recipe, join(recipe), console, make_task)
+            return run.go(request)
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(products)
@@ -84,13 +88,14 @@ class Run:
         self.owed = False  # the evaluation of the last step failed
         self.saved = 0  # step of the newest checkpoint
 
-    def go(self) -> dict[str, Any]:
+    def go(self, request: StopRequest) -> dict[str, Any]:
         with ExitStack() as held, self._explained():
-            return self._go(held)
+            return self._go(request, held)
 
-    def _go(self, held: ExitStack) -> dict[str, Any]:
+    def _go(self, request: StopRequest, held: ExitStack) -> dict[str, Any]:
         """``held``: what ends with the run."""
-        start = self._resume(held)
+        with preparing(self.console):
+            start = self._resume(held)
         if start == self.total and (finished := self.processes.agree(read_summary(self.out))) is not None:
             if self.processes.main:
                 self.console.print(f"{self.out} is finished: nothing to do", soft_wrap=True, highlight=False)
@@ -105,11 +110,11 @@ class Run:
             self.logs.say(f"no CUDA graph, which is for one process on a GPU: this run has {found}")
         self.began = self.last_read = time.monotonic()
         self.read_after = start  # steps done when the figures were last read, or when this process began
-        with StopRequest() as request:
-            self._loop(start, request)
-            last = checkpoint.folder_of(self.out, self.total)
-            request.saved = f"after the last step; saved in {last}, run the same command again for its evaluation"
-            return self._finish()
+        request.saved = None  # from here on a step is finished and saved
+        self._loop(start, request)
+        last = checkpoint.folder_of(self.out, self.total)
+        request.saved = f"after the last step; saved in {last}, run the same command again for its evaluation"
+        return self._finish()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -6,13 +6,23 @@ import csv
 import io
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
+from leadline.data.kept import telling
 from leadline.errors import need
 from leadline.files import whole
 
@@ -51,6 +61,25 @@ class Listener(Console):
         self.quiet = True
         with suppress(OSError, ValueError):  # what is left in the file's buffer must not fail at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
+@contextmanager
+def preparing(console: Console) -> Iterator[None]:
+    """Inside, what is made of the data, once, has a bar, or a line where nobody sees one."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def tell(what: str, done: int, total: int | None) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+                if not console.is_terminal:
+                    console.print(f"{what}, once", soft_wrap=True, highlight=False, markup=False)
+            if done % 100 == 0:
+                bars.update(tasks[what], completed=done)
+
+        with telling(tell):
+            yield
 
 
 class Logs:

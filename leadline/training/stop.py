@@ -20,8 +20,8 @@ class Stopped(Exception):  # noqa: N818 - no error: it may have been asked for
 
 class StopRequest:
     """Inside, SIGTERM, SIGINT and SIGHUP set ``signal`` and no more: the loop finishes its step and saves. A second
-    one ends the process at once. Under nohup SIGHUP stays ignored. Once ``saved`` says where everything is, the first
-    one ends the run."""
+    one ends the process at once. Under nohup SIGHUP stays ignored. Where ``saved`` says what is kept, before the first
+    step and after the last, the first one ends the run."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None

@@ -2,6 +2,8 @@
 
 import io
 import os
+import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from image_files import Image, noise, pa, png, pq, write_cifar, write_folder, wr
 
 from leadline.data import cache
 from leadline.data.cache import decoded, encoded
-from leadline.data.kept import cache_folder
+from leadline.data.kept import cache_folder, telling
 from leadline.data.sets import decode, open_rows
 from leadline.data.vision import load_cifar10
 from leadline.errors import LeadlineError
@@ -123,6 +125,26 @@ def test_a_killed_decoding_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
             decoded(rows, 32, tmp_path / "cache")
     assert [file.suffix for file in (tmp_path / "cache").iterdir()] == [".lock"]
     assert len(decoded(rows, 32, tmp_path / "cache").labels) == 12
+
+
+def test_what_a_kill_without_warning_left_is_removed_the_next_day(tmp_path: Path) -> None:
+    write_cifar(tmp_path / "data")
+    rows, root = open_rows("cifar10", tmp_path / "data", "test"), tmp_path / "cache"
+    decoded(rows, 32, root)
+    (name,) = (file.name for file in root.iterdir() if file.is_dir())
+    shutil.rmtree(root / name)
+    old, fresh = (root / f"{name}.{pid}.part" for pid in (1, 2))  # the second may be at work, where there are no locks
+    for draft in (old, fresh):
+        draft.mkdir()
+        (draft / "pixels.npy").write_bytes(b"half")
+    yesterday = time.time() - 2 * 86400
+    os.utime(old, (yesterday, yesterday))
+    told: list[tuple[str, int, int | None]] = []
+    with telling(lambda *what: told.append(what)):
+        assert len(decoded(rows, 32, root).labels) == 12
+        decoded(rows, 32, root)
+    assert told == [("decoding 12 images", done, 12) for done in range(12)]
+    assert {file.name for file in root.iterdir() if file.is_dir()} == {name, fresh.name}
 
 
 def test_a_corrupt_image_is_named(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ import signal
 import time
 
 import pytest
+from rich.console import Console
 from training_toys import CarryTask, ToyBatches, ToyTask, assert_same_run, toy_recipe
 
+from leadline.data import text_store
 from leadline.errors import LeadlineError
-from leadline.training import Stopped, checkpoint, find_checkpoint, train
+from leadline.training import Stopped, checkpoint, find_checkpoint, parse_recipe, train
 from leadline.training.distributed import join
 from leadline.training.engine import Run
 from leadline.training.folder import alone
@@ -47,6 +49,44 @@ def with_a_terminal():
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
+def on_text(tmp_path):
+    """The recipe of a step on a text of its own, with its cache and the folder of the run."""
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("by the mark, and deep\n" * 20)
+    data = {"name": "text", "path": str(tmp_path), "tokenizer": "word", "vocab_size": None, "tokens": 8}
+    tree = {"model": {"name": "gpt2_small", "depth": 1, "dim": 8, "heads": 1}, "length": "1 steps", "device": "cpu"}
+    data["cache"] = str(tmp_path / "cache")
+    return lambda out: parse_recipe({**tree, "data": data, "batch": {"size": 4}, "out": str(tmp_path / out)})
+
+
+def test_a_signal_before_the_first_step_is_one_line_and_leaves_no_half_of_a_cache(tmp_path, on_text, monkeypatch):
+    def asked_to_stop(_):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(text_store, "count_words", asked_to_stop)
+        with pytest.raises(Stopped, match=r"^SIGTERM before the training began; run the same command again$") as at:
+            train(on_text("run"))
+    assert at.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert not list((tmp_path / "cache").glob("*.part"))
+    assert train(on_text("run"))["steps"] == 1
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_is_made_of_the_data_is_told_once(tmp_path, on_text, terminal):
+    told = []
+    for out in ("first", "second"):
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=300)
+        train(on_text(out), console=console)
+        told.append(console.file.getvalue())
+    for what in ("making a word vocabulary", f"tokenising {tmp_path / 'train.txt'}"):
+        assert what in told[0]
+        assert what not in told[1]
+        assert told[0].count(f"{what}, once\n") == (not terminal)
 
 
 def test_a_signal_in_the_last_evaluation_loses_nothing_but_that(tmp_path):
