@@ -74,8 +74,11 @@ def telling(tell: Tell) -> Iterator[None]:
 
 
 def counted(parts: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
-    """The parts that something is made of, each told as it is taken."""
-    tell = _TELL.get()
+    """The parts that something is made of, each told as it is taken, be it in another thread."""
+    return _counted(parts, what, total, _TELL.get())
+
+
+def _counted(parts: Iterable[T], what: str, total: int | None, tell: Tell | None) -> Iterator[T]:
     for done, part in enumerate(parts):
         if tell is not None:
             tell(what, done, total)

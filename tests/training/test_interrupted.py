@@ -56,7 +56,7 @@ def on_text(tmp_path):
     """The recipe of a step on a text of its own, with its cache and the folder of the run."""
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text("by the mark, and deep\n" * 20)
-    data = {"name": "text", "path": str(tmp_path), "tokenizer": "word", "vocab_size": None, "tokens": 8}
+    data = {"name": "text", "path": str(tmp_path), "tokenizer": "bpe", "vocab_size": 260, "tokens": 8}
     tree = {"model": {"name": "gpt2_small", "depth": 1, "dim": 8, "heads": 1}, "length": "1 steps", "device": "cpu"}
     data["cache"] = str(tmp_path / "cache")
     return lambda out: parse_recipe({**tree, "data": data, "batch": {"size": 4}, "out": str(tmp_path / out)})
@@ -83,7 +83,7 @@ def test_what_is_made_of_the_data_is_told_once(tmp_path, on_text, terminal):
         console = Console(file=io.StringIO(), force_terminal=terminal, width=300)
         train(on_text(out), console=console)
         told.append(console.file.getvalue())
-    for what in ("making a word vocabulary", f"tokenising {tmp_path / 'train.txt'}"):
+    for what in ("making a bpe vocabulary", f"tokenising {tmp_path / 'train.txt'}"):
         assert what in told[0]
         assert what not in told[1]
         assert told[0].count(f"{what}, once\n") == (not terminal)
