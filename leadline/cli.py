@@ -315,6 +315,7 @@ def generate(
 ) -> None:
     """Continue a text with a trained language model, word by word as it comes."""
     import time
+    from itertools import chain
 
     import torch
 
@@ -337,9 +338,10 @@ def generate(
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
     began, pieces = time.perf_counter(), []
     stream = write(model, tokenizer, begin, tokens, cache, **options)
+    first = next(stream, "")  # what cannot be done is said before anything is shown
     if not as_json:
         print(begin, end="", flush=True)
-    for piece in stream:
+    for piece in chain([first], stream):
         pieces.append(piece)
         if not as_json:
             print(piece, end="", flush=True)
@@ -354,13 +356,14 @@ def generate(
 
 @app.command(
     epilog="Examples: leadline evaluate runs/first | leadline evaluate runs/first/step-000176 --out first | "
-    "leadline evaluate cured --recipe runs/first/recipe.yaml"
+    "leadline evaluate cured --recipe runs/first/recipe.yaml | "
+    "leadline evaluate runs/text --data wiki.valid.tokens --split valid"
 )
 def evaluate(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, of one of its checkpoints, or of a model.")],
     which: Annotated[str, typer.Option(help="Of a run: its 'best' or its 'last' checkpoint.")] = "best",
     split: Annotated[str, typer.Option(help="'test', 'valid' or 'train'.")] = "test",
-    data: Annotated[Path | None, typer.Option(help="Where the data lie now, if not where they were.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Other data than the run's, or where these lie now.")] = None,
     recipe: Annotated[
         Path | None,
         typer.Option(help="Of a model without its run, such as a cured one: the recipe whose data to take."),

@@ -1,12 +1,14 @@
 """``leadline generate``: a prompt in, text out, from runs and models; and ``stream_tokens`` behind it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import tokenizers
 import torch
 import transformers
+import yaml
 from typer.testing import CliRunner
 
 import leadline as ll
@@ -239,6 +241,29 @@ def test_evaluates_on_another_text_with_its_own_tokenizer(tmp_path, monkeypatch)
     assert answer["loss"] == pytest.approx(perplexity(model, text, tokenizer, stride=8)["loss"], rel=1e-6)
     with pytest.raises(ll.LeadlineError, match="give a file or folder of it by --data"):
         evaluate(tmp_path / "model", device="cpu")
+
+
+def test_a_text_that_is_not_there_is_told_with_what_to_give(trained, tmp_path):
+    model = saved(tmp_path / "model")
+    (tmp_path / "wiki.valid.tokens").write_text(TEXT)
+    with pytest.raises(ll.LeadlineError, match="has no test text, only valid; give --split valid, or other text"):
+        evaluate(model, data=tmp_path / "wiki.valid.tokens", device="cpu")
+    assert evaluate(model, data=tmp_path / "wiki.valid.tokens", split="valid", device="cpu").figures["loss"] > 0
+    shutil.copytree(trained[0], tmp_path / "run")
+    recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
+    recipe["data"]["path"] = str(tmp_path / "gone")
+    (tmp_path / "gone.yaml").write_text(yaml.safe_dump(recipe))
+    with pytest.raises(ll.LeadlineError, match=r"gone, where this model's text was, does not exist; give --data or"):
+        evaluate(tmp_path / "run", recipe=tmp_path / "gone.yaml", device="cpu")
+
+
+def test_what_a_model_cannot_do_is_said_before_anything_is_shown(tmp_path):
+    saved(tmp_path, attention="hopfield", scheme="forward-forward")
+    answer = CliRunner().invoke(app, ["generate", str(tmp_path), "The lead", "--tokens", "3", "--device", "cpu"])
+    assert isinstance(answer.exception, ll.LeadlineError)
+    assert "generate with cache=False (--no-cache)" in str(answer.exception)
+    assert answer.stdout == ""
+    assert run(tmp_path, "The lead", "--tokens", 3, "--device", "cpu", "--no-cache").stdout.startswith("The lead")
 
 
 def test_a_text_without_splits_is_said_to_be_cut_and_a_short_window_takes_a_shorter_stride(tmp_path, monkeypatch):

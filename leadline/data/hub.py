@@ -1,11 +1,29 @@
-"""The Hugging Face hub's client, kept from talking while we wait for it."""
+"""The Hugging Face hub: its client, kept from talking while we wait for it, and its way to cut a table into files."""
 
 from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+from leadline.errors import LeadlineError
+
+_SHARD = re.compile(r"(.+?)-\d+-of-(\d+)\.parquet$")  # train-00000-of-00005.parquet
+
+
+def check_shards(files: Iterable[Path]) -> None:
+    """Raise where files say by their names that there are more of them."""
+    found: dict[tuple[Path, str, int], int] = {}
+    for file in files:
+        if match := _SHARD.match(file.name):
+            key = (file.parent, match[1], int(match[2]))
+            found[key] = found.get(key, 0) + 1
+    for (folder, name, most), count in found.items():
+        if count < most:
+            raise LeadlineError(f"{folder} has {count} of {most} {name} files by their names; give a whole copy")
 
 
 @contextmanager

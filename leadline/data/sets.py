@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from leadline.data.hub import quiet_hub
+from leadline.data.hub import check_shards, quiet_hub
 from leadline.errors import LeadlineError, check_choice, need
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -112,12 +112,8 @@ def parquet_files(folder: Path, split: str, hub: str) -> list[Path]:
         raise LeadlineError(f"no {split}-*.parquet in {folder} or a folder in it; give the folder of a copy of {hub!r}")
     if len(found) > 1:
         raise LeadlineError(f"{split}-*.parquet is in {' and in '.join(map(str, found))}; give one of these folders")
-    ((at, files),) = found.items()
-    wanted = {int(match[1]) for file in files if (match := re.search(r"-of-(\d+)", file.name))}
-    if len(wanted) == 1 and len(files) < (most := max(wanted)):
-        raise LeadlineError(
-            f"{at} has {len(files)} of {most} {split} files by their names; give a whole copy of {hub!r}"
-        )
+    (files,) = found.values()
+    check_shards(files)
     return files
 
 

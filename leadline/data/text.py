@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leadline.data.hub import quiet_hub
+from leadline.data.hub import check_shards, quiet_hub
 from leadline.data.text_tokenizers import BETWEEN_LINES
 from leadline.errors import LeadlineError, check_choice, need
 
@@ -136,7 +136,7 @@ def open_text(
             .bz2, or .parquet with a column of text. Where files have a split in their name (train.txt.xz,
             wiki.valid.tokens, train-00000-of-00001.parquet) or in that of their folder, these are the splits, and
             other files are not read; where none has, all of it is one text, of which the last tenth is for validation
-            and test.
+            and test. Hidden files and folders are not read.
     hub     a name there, with its ``subset``; ``column`` holds the text, here and in parquet. A row is a line, or
             several; one without a line's end gets it.
     """
@@ -147,13 +147,15 @@ def open_text(
     root = Path(path or "")
     if not root.exists():
         raise LeadlineError(f"{root} does not exist; give a file or a folder of text")
-    there = [root] if root.is_file() else sorted(file for file in root.rglob("*") if file.is_file())
+    there = [root] if root.is_file() else sorted(file for file in root.rglob("*") if _in_sight(file, root))
     files = [file for file in there if _suffix(file)]
     if not files:
         raise LeadlineError(f"{root} holds no text; files must end in {_ALLOWED}")
     unread = tuple(file for file in there if not _suffix(file) and any(s.lower() in PLAIN for s in file.suffixes))
     if column != "text" and not any(_suffix(file) == ".parquet" for file in files):
         raise LeadlineError(f"data.column is {column!r} and {root} holds no parquet, which has columns; leave it out")
+    check_shards(files)
+    _refuse_twice(files)
     named = [_split_of(file.relative_to(root) if root.is_dir() else Path(file.name)) for file in files]
     if any(named):
         parts: dict[str | None, list[Path]] = {}
@@ -170,9 +172,24 @@ def count_words(text: str) -> int:
     return len(text.split()) + text.count("\n")
 
 
+def _in_sight(file: Path, root: Path) -> bool:
+    """Whether it is a file and neither it nor a folder on the way to it is hidden."""
+    return file.is_file() and not any(part.startswith(".") for part in file.relative_to(root).parts)
+
+
+def _refuse_twice(files: Iterable[Path]) -> None:
+    seen: dict[Path, Path] = {}
+    for file in files:
+        plain = file.with_suffix("") if file.suffix.lower() in PACKED else file
+        if (other := seen.setdefault(plain, file)) != file:
+            raise LeadlineError(f"{other} and {file.name} are one text twice by their names; remove one of them")
+
+
 def _split_of(file: Path) -> str | None:
-    """The split that a name tells: its first or second part, or the folder that it is in."""
-    for name in (*re.split(r"[._-]", file.name.lower())[:2], *(folder.name.lower() for folder in file.parents)):
+    """The split that a name tells: its first, second or last part, numbers aside, or the folder that it is in."""
+    stem = file.name.lower().removesuffix(_suffix(file))
+    parts = [part for part in re.split(r"[._-]", stem) if part != "of" and not part.isdigit()]
+    for name in (*parts[:2], *parts[-1:], *(folder.name.lower() for folder in file.parents)):
         if name in _WORDS:
             return _WORDS[name]
     return None
@@ -220,7 +237,8 @@ def _read_parquet(file: Path, column: str) -> Iterator[str]:
         if column not in source.schema_arrow.names:
             names = ", ".join(source.schema_arrow.names)
             raise LeadlineError(
-                f"{file} has the columns {names}; name the one with the text by data.column=NAME in a recipe"
+                f"{file} has the columns {names}; name the one with the text by data.column=NAME in a recipe, for "
+                "leadline evaluate by --recipe"
             )
         for batch in source.iter_batches(batch_size=1024, columns=[column]):
             for text in batch.column(0).to_pylist():

@@ -98,7 +98,7 @@ class HopfieldAttention(nn.Module):
             if cache is not None:
                 raise LeadlineError(
                     f"scheme is {self.scheme!r} and formula {self.formula!r}; a cache needs 'forward-backward' with "
-                    "'softmax', generate with cache=False"
+                    "'softmax', generate with cache=False (--no-cache)"
                 )
             _check_mask(mask, x.shape[0], x.shape[1])
             return step(self, x, state, mask, rope)

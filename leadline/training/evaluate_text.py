@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leadline.data.text import Corpus, open_text
+from leadline.data.text import SPLITS, Corpus, open_text
 from leadline.data.text_store import TokenText, tokenised
 from leadline.errors import LeadlineError, check_choice
 from leadline.models import MODELS, TransformerXL
@@ -85,6 +85,10 @@ def evaluate_text(
         raise LeadlineError(f"context is {context}; the model has positions for {limit} tokens, give at most these")
     length = settings.tokens if context is None and settings is not None else context
     corpus = _corpus(data, settings)
+    check_choice("split", split, SPLITS)
+    if split not in corpus.splits:
+        there = " or ".join(corpus.splits)
+        raise LeadlineError(f"{corpus.origin} has no {split} text, only {there}; give --split {there}, or other text")
     text = tokenised(corpus, split, tokenizer, None if settings is None else settings.cache)
     where = next(model.parameters()).device
     dtype = DTYPES.get(tree.get("precision", "float32"))
@@ -115,6 +119,8 @@ def _corpus(data: str | os.PathLike[str] | None, settings: TextData | None) -> C
         return open_text(data, column="text" if settings is None else settings.column)
     if settings is None:
         raise LeadlineError("this model does not know its text; give a file or folder of it by --data, or its --recipe")
+    if settings.path is not None and not Path(settings.path).exists():
+        raise LeadlineError(f"{settings.path}, where this model's text was, does not exist; give --data or --recipe")
     return settings.corpus()
 
 

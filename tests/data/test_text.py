@@ -75,6 +75,54 @@ def test_beside_splits_a_file_without_one_is_not_read(tmp_path):
     assert open_text(tmp_path).notice is None
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["ptb.char.{}.txt", "wikitext-103-{}.txt", "penn-treebank-{}.txt", "my_corpus_{}.txt", "{}_v2.md", "a.{}.en.txt.xz",
+     "wikitext-103-{}-00000-of-00001.parquet", "{}2.{}.txt"],
+)  # fmt: skip
+def test_the_split_stands_in_many_places_of_a_name(tmp_path, name):
+    for split in ("train", "valid", "test"):
+        file = tmp_path / name.format(split, split)
+        if file.suffix == ".parquet":
+            pq.write_table(pa.table({"text": [split]}), file)
+        else:
+            with (lzma.open if file.suffix == ".xz" else open)(file, "wt") as stream:
+                stream.write(f"{split}\n")
+    corpus = open_text(tmp_path)
+    assert [whole(corpus, split) for split in corpus.splits] == ["train\n", "valid\n", "test\n"]
+    assert not corpus.by_place
+
+
+def test_hidden_files_are_no_text(tmp_path):
+    for name in ("train.txt", "valid.txt", "test.txt", ".notes.txt", ".ipynb_checkpoints/test-checkpoint.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{name}\n")
+    corpus = open_text(tmp_path)
+    assert [whole(corpus, split) for split in corpus.splits] == ["train.txt\n", "valid.txt\n", "test.txt\n"]
+    assert corpus.notice is None
+    hidden = tmp_path / ".ipynb_checkpoints"  # asked for by its name it is read
+    assert whole(open_text(hidden), "test") == ".ipynb_checkpoints/test-checkpoint.txt\n"
+
+
+def test_a_file_beside_its_packed_copy_is_refused(tmp_path):
+    (tmp_path / "train.txt").write_text("a\n")
+    (tmp_path / "train.md").write_text("b\n")
+    open_text(tmp_path)
+    with gzip.open(tmp_path / "train.txt.gz", "wt") as file:
+        file.write("a\n")
+    with pytest.raises(ll.LeadlineError, match=r"train.txt and train.txt.gz are one text twice by their names; remove"):
+        open_text(tmp_path)
+
+
+def test_a_shard_that_is_missing_is_told(tmp_path):
+    for shard in (0, 2):
+        pq.write_table(pa.table({"text": ["a"]}), tmp_path / f"train-0000{shard}-of-00003.parquet")
+    with pytest.raises(ll.LeadlineError, match=r"has 2 of 3 train files by their names; give a whole copy"):
+        open_text(tmp_path)
+    pq.write_table(pa.table({"text": ["b"]}), tmp_path / "train-00001-of-00003.parquet")
+    assert whole(open_text(tmp_path), "train") == "a\nb\na\n"
+
+
 def test_parquet_of_the_hub_gives_the_text_of_the_files(tmp_path):
     """The hub's WikiText has a row a line, and empty rows for the lines that hold blanks alone."""
     rows = ["" if not line.strip() else f"{line}\n" for line in WIKI.removesuffix("\n").split("\n")]

@@ -5,6 +5,8 @@ import io
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from rich.console import Console
@@ -13,7 +15,7 @@ from safetensors.torch import load_file
 import leadline as ll
 from leadline.data.text_tokenizers import load_tokenizer
 from leadline.training import load_recipe, parse_recipe, train
-from leadline.training.perplexity import perplexity
+from leadline.training.perplexity import LEAKY, perplexity
 from leadline.training.tasks.language import LanguageTask
 
 CPU = torch.device("cpu")
@@ -217,6 +219,30 @@ def test_wikitext_in_a_folder_is_modelled_by_words(tmp_path):
     )
     assert task.tokenizer.kind == "word"
     assert task.tokenizer.vocab_size == 8  # = Lead A <unk> lead line . <eos>
+
+
+def test_of_a_copy_of_the_hub_the_own_wikitext_is_taken(tmp_path):
+    for subset, lines in (("wikitext-103-v1", 60), ("wikitext-2-v1", 40), ("wikitext-2-raw-v1", 50)):
+        for split in ("train", "validation", "test"):
+            (tmp_path / subset).mkdir(exist_ok=True)
+            file = tmp_path / subset / f"{split}-00000-of-00001.parquet"
+            pq.write_table(pa.table({"text": [" A lead line . \n"] * lines}), file)
+    for name, lines in (("wikitext103", 60), ("wikitext2", 40)):
+        data = {"name": name, "path": str(tmp_path), "tokenizer": None}
+        task = LanguageTask(recipe(tmp_path, tmp_path / "out", XL, data=data), CPU)
+        assert task.describe()["train_tokens"] == task.describe()["test_tokens"] == 5 * lines
+
+
+def test_a_text_that_is_cut_by_place_is_said_to_be(folder, tmp_path, capsys):
+    (tmp_path / "book.txt").write_bytes((folder / "train.txt").read_bytes())
+    LanguageTask(recipe(tmp_path / "book.txt", tmp_path / "out", data={"cache": str(tmp_path / "cache")}), CPU)
+    assert "book.txt names no split: 90 % are for training" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_the_summary_of_a_leaky_model_says_what_its_figures_are_worth(folder, tmp_path):
+    leaky = {**XL, "de_escalation": 1.0, "de_escalation_form": "leaky"}
+    for model, notes in ((XL, None), (leaky, [LEAKY])):
+        assert LanguageTask(recipe(folder, tmp_path / "out", model), CPU).describe().get("notes") == notes
 
 
 RECIPES = sorted(

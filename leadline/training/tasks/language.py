@@ -54,9 +54,12 @@ class TextData(Section):
     def corpus(self) -> Corpus:
         from leadline.data.text import WIKITEXT, WIKITEXT_HUB, open_text
 
-        if self.name == "text" or self.path is not None:
+        if self.name == "text":
             return open_text(self.path, hub=self.hub, subset=self.subset, column=self.column)
-        return open_text(hub=WIKITEXT_HUB, subset=WIKITEXT[self.name])
+        if self.path is None:
+            return open_text(hub=WIKITEXT_HUB, subset=WIKITEXT[self.name])
+        own = Path(self.path) / WIKITEXT[self.name]  # a copy of the hub's has a folder for each of its WikiTexts
+        return open_text(own if own.is_dir() else self.path, column=self.column)
 
     @property
     def tokens_by(self) -> str:
@@ -98,13 +101,18 @@ class LanguageTask:
         self.left_out = len(corpus.left_out)
         if rank == 0 and corpus.notice:
             _say_once(corpus.notice)
+        if rank == 0 and corpus.by_place:
+            _say_once(
+                f"{corpus.origin} names no split: 90 % are for training, the next 5 % for validation, the last for test"
+            )
         self.tokenizer = tokenizer_for(corpus, data.tokens_by, data.vocab_size, data.cache)
         self.texts = {split: tokenised(corpus, split, self.tokenizer, data.cache) for split in SPLITS}
         for split in ("valid", "test"):
             if len(self.texts[split]) < 2:
                 raise LeadlineError(f"{corpus.where(split)} has one token; perplexity needs at least 2")
         self.options = _options(recipe, self.tokenizer)
-        if rank == 0 and self.options.get("de_escalation_form") == "leaky":
+        self.notes = [LEAKY] if self.options.get("de_escalation_form") == "leaky" else []
+        if rank == 0 and self.notes:
             _say_once(LEAKY)
         self.length: int = data.tokens or self.options["max_tokens"]
         if data.stride is not None and data.stride > self.length:
@@ -182,6 +190,7 @@ class LanguageTask:
             **{f"{split}_tokens": len(text) for split, text in self.texts.items()},
             **{f"{split}_bytes": text.sizes.bytes for split, text in self.texts.items()},
             **({"files_left_out": self.left_out} if self.left_out else {}),
+            **({"notes": self.notes} if self.notes else {}),
         }
 
 
