@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -200,6 +201,8 @@ class FolderRows:
     """A folder ``train`` and a folder ``test`` (or ``val``, ``validation``), in each a folder of images per class."""
 
     def __init__(self, folder: Path, split: str, classes: Sequence[str] | None = None) -> None:
+        if not folder.is_dir():
+            raise LeadlineError(f"{folder} is no folder; give one with train and test, in each a folder per class")
         names = ("train",) if split == "train" else ("test", "val", "validation")
         root = next((folder / name for name in names if (folder / name).is_dir()), None)
         if root is None:
@@ -208,6 +211,8 @@ class FolderRows:
             )
         self.names = [at.name for at in _folders(folder / "train")] if classes is None else list(classes)
         self.classes = len(self.names)
+        if self.classes == 1 and classes is None:
+            raise LeadlineError(f"{folder / 'train'} has one class, {self.names[0]}; it must hold a folder per class")
         self.files: list[tuple[Path, int]] = []
         for at in _folders(root):
             if at.name not in self.names:
@@ -245,8 +250,10 @@ def decode(encoded: bytes, where: str) -> Any:
             found = image.fromarray((np.asarray(found) >> 8).astype(np.uint8))
         elif found.mode in ("I", "F"):
             raise ValueError(f"its numbers are {'floats' if found.mode == 'F' else '32 bits'}, save it with 8 or 16")
-        return found.convert("RGB")
-    except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of transparency in a palette
+            return found.convert("RGB")
+    except Exception as error:  # a damaged file may raise anything in PIL
         why = re.sub(r" <[^>]*>", "", str(error).splitlines()[0])  # PIL names the bytes by their address
         raise LeadlineError(
             f"{where} is no image that can be decoded ({type(error).__name__}: {why:.80}); "

@@ -19,6 +19,7 @@ _NAMES = {
     dict: "a mapping",
     tuple: "a list of whole numbers",
 }
+_CHOICES = dict.fromkeys(("learnable_alpha", "learnable_alpha_prime"), "'layer' or 'head'")
 _SHARES = ("drop_path", "alpha", "alpha_prime")
 _NOT_BELOW_ZERO = ("norm_eps", "solver_tolerance")
 
@@ -33,7 +34,9 @@ def check_options(config: type[Config], given: Mapping[str, Any], prefix: str = 
     for name, value in given.items():
         kinds = get_args(hints[name]) if get_origin(hints[name]) in (Union, UnionType) else (hints[name],)
         if not any(_fits(value, kind) for kind in kinds):
-            allowed = " or ".join(_NAMES[get_origin(kind) or kind] for kind in kinds if kind is not NoneType)
+            allowed = _CHOICES.get(name) or " or ".join(
+                _NAMES[get_origin(kind) or kind] for kind in kinds if kind is not NoneType
+            )
             raise LeadlineError(f"{prefix}{name} is {value!r}, which has the wrong type; it must be {allowed}")
         if value is None:
             continue

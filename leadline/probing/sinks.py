@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from leadline.errors import LeadlineError, need
+from leadline.files import whole
 
 Row = dict[str, Any]  # step, layer, name, and a number by figure
 Write = Callable[[list[Row]], None]
@@ -72,19 +73,31 @@ def _append_to(file: Path) -> TextIO:
 
 
 class _Csv:
-    """A line a layer and step, appended; a file that goes on keeps its header."""
+    """A line a layer and step, appended; a file that goes on keeps its columns, and gets those that it lacks."""
 
     def __init__(self, file: Path) -> None:
+        self.path = file
         self.file = _append_to(file)
-        self.header = self.file.tell() == 0
+        with file.open(encoding="utf-8", newline="") as before:
+            self.columns = next(csv.reader(before), [])
 
     def write(self, rows: list[Row]) -> None:
-        writer = csv.DictWriter(self.file, list(rows[0]), lineterminator="\n")
-        if self.header:
-            writer.writeheader()
-            self.header = False
-        writer.writerows(rows)
+        if new := [name for name in rows[0] if name not in self.columns]:
+            self._widen(new)
+        csv.DictWriter(self.file, self.columns, lineterminator="\n").writerows(rows)
         self.file.flush()
+
+    def _widen(self, new: list[str]) -> None:
+        """Write the file again with more columns, empty in the rows that it has."""
+        self.columns += new
+        self.file.close()
+        with self.path.open(encoding="utf-8", newline="") as stream:
+            before = list(csv.DictReader(stream))
+        with whole(self.path) as draft, draft.open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.DictWriter(stream, self.columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(before)
+        self.file = _append_to(self.path)
 
     def close(self) -> None:
         self.file.close()

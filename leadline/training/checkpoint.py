@@ -17,8 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from leadline.errors import LeadlineError
 from leadline.files import whole
-from leadline.models.checkpoints import MANIFEST, STATE, Saved, best_of, digest, find_checkpoint, listed
+from leadline.models.checkpoints import MANIFEST, STATE, Saved, best_of, check, digest, find_checkpoint, listed
 from leadline.training.stop import Stopped
 
 
@@ -83,6 +84,18 @@ def prune(out: Path, keep: int) -> None:
             _remove(aside)
             folder.rename(aside)
             _remove(aside)
+
+
+def set_aside(out: Path, say: Callable[[str], None]) -> None:
+    """Damaged checkpoints get another name: they must not count among those to keep, nor as the best."""
+    for _, folder in listed(out):
+        try:
+            check(folder)
+        except LeadlineError as error:
+            aside = out / f"damaged-{folder.name}"
+            _remove(aside)
+            folder.rename(aside)
+            say(f"{folder.name} is damaged ({error}) and now called {aside.name}")
 
 
 def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:

@@ -19,6 +19,10 @@ def explain(error: ValidationError, recipe: type[BaseModel]) -> LeadlineError:
     place, kind = [str(part) for part in first["loc"]], first["type"]
     owner, path = _walk(recipe, place if kind.startswith("union_tag") else place[:-1])
     if kind == "extra_forbidden":
+        inner = [name for name in recipe.model_fields if _has(recipe, name, place[-1])]
+        if inner and not path:
+            names = " or ".join(f"{name}.{place[-1]}" for name in inner)
+            return LeadlineError(f"unknown key of a recipe {place[-1]!r}; did you mean {names}?")
         return unknown_name(f"key of {'.'.join(path) or 'a recipe'}", place[-1], owner.model_fields)
     name = ".".join([*path, *place[-1:]]) or "the recipe"
     if kind == "missing" and isinstance(first["loc"][-1], int):  # a list that is too short
@@ -64,6 +68,10 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     if get_origin(annotation) in _UNIONS:
         return [model for argument in get_args(annotation) for model in _models(argument)]
     return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
+
+
+def _has(recipe: type[BaseModel], section: str, key: str) -> bool:
+    return any(key in model.model_fields for model in _models(recipe.model_fields[section].annotation))
 
 
 def _tags(model: type[BaseModel]) -> list[str]:

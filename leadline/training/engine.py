@@ -27,7 +27,7 @@ from leadline.probing.watch import Watcher
 from leadline.training import checkpoint, state
 from leadline.training.distributed import Processes, Weights, join, replicate, shard
 from leadline.training.divergence import diagnose
-from leadline.training.folder import alone, claim, owner, read_summary, write_summary
+from leadline.training.folder import SUMMARY, alone, claim, owner, read_summary, write_summary
 from leadline.training.graph import GraphStep
 from leadline.training.logs import PROBE, Listener, Logs, preparing
 from leadline.training.recipe import Recipe
@@ -38,6 +38,7 @@ from leadline.training.stop import Stopped, StopRequest
 from leadline.training.tasks import build_task
 from leadline.training.tasks.base import Task
 
+PATIENCE = 2.0  # seconds until a signal is heard by several processes
 MakeTask = Callable[[Recipe, torch.device, int, int], Task]
 
 
@@ -50,14 +51,39 @@ def train(recipe: Recipe, *, console: Console | None = None, make_task: MakeTask
     threads, products = torch.get_num_threads(), torch.get_float32_matmul_precision()
     torch.set_num_threads(recipe.threads or threads)
     try:
-        with StopRequest() as request:
+        processes = join(recipe)
+        with StopRequest() as request, _explained(recipe, processes):
             request.saved = "before the training began; run the same command again"
             with preparing(console):
-                run = Run(recipe, join(recipe), console, make_task)
+                run = Run(recipe, processes, console, make_task)
             return run.go(request)
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(products)
+
+
+@contextmanager
+def _explained(recipe: Recipe, processes: Processes) -> Iterator[None]:
+    """What ends a run from outside, as one line."""
+    try:
+        yield
+    except OSError as error:  # most likely a log that finds no room; checkpoints say so themselves
+        raise Stopped(
+            f"the run cannot go on: {error.strerror or error} ({error.filename or recipe.out}); the last checkpoint: "
+            f"{_last_checkpoint(recipe)}; make room and run the same command again"
+        ) from error
+    except RuntimeError as error:
+        if processes.world == 1 or " by peer" not in str(error):  # closed, or reset
+            raise
+        raise Stopped(
+            f"another process of this run ended; the last checkpoint: {_last_checkpoint(recipe)}; when what it says is "
+            "mended, run the same command again"
+        ) from error
+
+
+def _last_checkpoint(recipe: Recipe) -> str:
+    found = find_checkpoint(str(recipe.out), "last")
+    return str(found.folder) if found else "none yet"
 
 
 class Run:
@@ -89,17 +115,20 @@ class Run:
         self.saved = 0  # step of the newest checkpoint
 
     def go(self, request: StopRequest) -> dict[str, Any]:
-        with ExitStack() as held, self._explained():
+        with ExitStack() as held:
             return self._go(request, held)
 
     def _go(self, request: StopRequest, held: ExitStack) -> dict[str, Any]:
         """``held``: what ends with the run."""
         with preparing(self.console):
             start = self._resume(held)
-        if start == self.total and (finished := self.processes.agree(read_summary(self.out))) is not None:
+        finished = self.processes.agree(read_summary(self.out)) if start == self.total else None
+        if finished is not None and finished["steps"] == self.total:
             if self.processes.main:
                 self.console.print(f"{self.out} is finished: nothing to do", soft_wrap=True, highlight=False)
             return finished
+        if self.processes.main:
+            (self.out / SUMMARY).unlink(missing_ok=True)  # of a shorter run
         tensorboard = self.recipe.log.tensorboard
         self.logs = Logs(
             self.out, start, self.total, console=self.console, main=self.processes.main, tensorboard=tensorboard
@@ -108,35 +137,14 @@ class Run:
         if self.recipe.graph and not self.processes.alone_on_a_gpu:
             found = f"{self.processes.world} process(es) on {self.processes.device.type}"
             self.logs.say(f"no CUDA graph, which is for one process on a GPU: this run has {found}")
-        self.began = self.last_read = time.monotonic()
+        self.began = self.last_read = self.asked = time.monotonic()
+        self.asked_after = self.ask_after = start  # steps done when processes last asked each other, and will again
         self.read_after = start  # steps done when the figures were last read, or when this process began
         request.saved = None  # from here on a step is finished and saved
         self._loop(start, request)
         last = checkpoint.folder_of(self.out, self.total)
         request.saved = f"after the last step; saved in {last}, run the same command again for its evaluation"
         return self._finish()
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """What ends a run from outside, as one line."""
-        try:
-            yield
-        except OSError as error:  # most likely a log that finds no room; checkpoints say so themselves
-            raise Stopped(
-                f"the run cannot go on: {error.strerror or error} ({error.filename or self.out}); the last checkpoint: "
-                f"{self._last_checkpoint()}; make room and run the same command again"
-            ) from error
-        except RuntimeError as error:
-            if self.processes.world == 1 or " by peer" not in str(error):  # closed, or reset
-                raise
-            raise Stopped(
-                f"another process of this run ended; the last checkpoint: {self._last_checkpoint()}; when what it says "
-                "is mended, run the same command again"
-            ) from error
-
-    def _last_checkpoint(self) -> str:
-        found = find_checkpoint(self.out, "last")
-        return str(found.folder) if found else "none yet"
 
     def _close_logs(self) -> None:
         with suppress(OSError):  # said already
@@ -154,7 +162,7 @@ class Run:
             self.since += 1
             due = {name: bool(every) and (done % every == 0 or last) for name, every in self.every.items()}
             read = done % self.recipe.log.every == 0 or last
-            stop = self._asked_to_stop(request, read or any(due.values()))
+            stop = self._asked_to_stop(request, done, read or any(due.values()))
             if read or stop or any(due.values()):
                 self._check()
             if read:
@@ -198,13 +206,18 @@ class Run:
         if save or (better and self.recipe.checkpoint.best):
             self._save(done, score)
 
-    def _asked_to_stop(self, request: StopRequest, read: bool) -> signal.Signals | None:
-        """Several processes must stop after the same step, so they ask each other, but only when they wait anyway."""
+    def _asked_to_stop(self, request: StopRequest, done: int, read: bool) -> signal.Signals | None:
+        """Several processes must stop after the same step, so they ask each other: when they wait anyway, and when the
+        slowest of them has spent about ``PATIENCE`` since."""
         if self.processes.world == 1:
             return request.signal
-        if not read:
+        if not read and done < self.ask_after:
             return None
-        return next((asked for asked in self.processes.gather(request.signal) if asked is not None), None)
+        answers = self.processes.gather((request.signal, time.monotonic() - self.asked))
+        pace = max(spent for _, spent in answers) / max(done - self.asked_after, 1)  # seconds a step
+        self.ask_after = done + max(1, int(PATIENCE / max(pace, 1e-9)))
+        self.asked, self.asked_after = time.monotonic(), done
+        return next((asked for asked, _ in answers if asked is not None), None)
 
     def _check(self) -> None:
         """Stop if a step went wrong."""
@@ -213,7 +226,7 @@ class Run:
             return
         probe = self.out / "divergence.csv"
         words = diagnose(self.step, failed, probe)
-        saved = self.processes.agree(self._last_checkpoint())
+        saved = self.processes.agree(_last_checkpoint(self.recipe))
         raise Stopped(
             f"diverged at step {failed}: {words}; figures of its layers: {probe}, the last checkpoint: {saved}; try a "
             "lower optimizer.lr, a longer schedule.warmup or a regularise.clip, with another out="
@@ -282,7 +295,7 @@ class Run:
             try:
                 held.enter_context(alone(self.out))
                 before = owner(self.out, self.recipe)
-                saved = newest(self.out, lambda line: self.console.print(line, soft_wrap=True))
+                saved = newest(self.out)
                 if saved is None and (damaged := listed(self.out)):
                     raise LeadlineError(
                         f"no checkpoint in {self.out} is whole ({', '.join(folder.name for _, folder in damaged)}); to "
@@ -295,6 +308,7 @@ class Run:
                     )
                 self.task.settle(self.out)
                 claim(self.out, self.recipe)
+                checkpoint.set_aside(self.out, lambda line: self.console.print(line, soft_wrap=True, highlight=False))
             except LeadlineError as error:
                 failure = error
         if (told := self.processes.agree(failure)) is not None:

@@ -110,6 +110,8 @@ def _find(folder: Path, which: str, recipe: str | os.PathLike[str] | None) -> Sa
                 "RUN/recipe.yaml"
             )
         return Saved(folder, 0, {})
+    if not folder.is_dir():
+        raise LeadlineError(f"{folder} is no folder; give the out= folder of a run, or a step-... in it")
     saved = find_checkpoint(folder, "best" if which == "best" else "last")
     if saved is None:
         raise LeadlineError(f"{folder} holds no whole checkpoint; give the out= folder of a run, or a step-... in it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import yaml
 from leadline.errors import LeadlineError
 from leadline.files import whole
 from leadline.machine import lock
-from leadline.models.checkpoints import newest
+from leadline.models.checkpoints import listed, newest
 from leadline.training.checkpoint import flush, write_json
 from leadline.training.recipe import Recipe, parse_recipe
 from leadline.training.stop import Stopped
@@ -56,7 +57,7 @@ def alone(out: Path) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
         held = os.open(out, os.O_RDONLY)
     except OSError as error:
-        raise LeadlineError(f"out={out} cannot be used ({error}); give another folder") from error
+        raise _unusable(out, error) from error
     _held.add(held)
     try:
         if not lock(held, wait=False):
@@ -87,7 +88,7 @@ def claim(out: Path, recipe: Recipe) -> None:
             new.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
             flush(new)
     except OSError as error:
-        raise LeadlineError(f"out={out} cannot be used ({error}); give another folder") from error
+        raise _unusable(out, error) from error
 
 
 def claim_data(out: Path, kind: str, found: dict[str, Any], origin: str) -> None:
@@ -97,7 +98,7 @@ def claim_data(out: Path, kind: str, found: dict[str, Any], origin: str) -> None
     found   a fingerprint of each split, and what else must stay.
     origin  what the error calls the data at hand.
     """
-    file, before = out / DATA[kind], read_data(out, kind) if (out / RECIPE).is_file() else {}
+    file, before = out / DATA[kind], read_data(out, kind) if listed(out) else {}
     if changed := [split for split, own in found.items() if before.get(split, own) != own]:
         raise LeadlineError(
             f"{out} holds a run that began with other {kind}: {', '.join(changed)} of {origin} differ; give the {kind} "
@@ -107,7 +108,13 @@ def claim_data(out: Path, kind: str, found: dict[str, Any], origin: str) -> None
         out.mkdir(parents=True, exist_ok=True)
         write_json(file, found)
     except OSError as error:
-        raise LeadlineError(f"out={out} cannot be used ({error.strerror}); give another folder") from error
+        raise _unusable(out, error) from error
+
+
+def _unusable(out: Path, error: OSError) -> LeadlineError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    advice = "make room there and run the same command again" if full else "give another folder"
+    return LeadlineError(f"out={out} cannot be used ({error.strerror or error}); {advice}")
 
 
 def read_data(out: Path, kind: str) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class Logs:
             cut(out / name, step or -1)  # a run that begins again also probes at step 0 again
         if tensorboard:
             writer = need("torch.utils.tensorboard", "train").SummaryWriter
-            self.board = writer(str(out / "tensorboard"), purge_step=step)
+            self.board = writer(str(out / "tensorboard"), purge_step=step + 1 if step else 0)
         if console.is_terminal:
             self.bar = Progress(
                 TextColumn("{task.description}"),

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from leadline.errors import LeadlineError, unknown_name
 from leadline.training.complaints import explain
-from leadline.training.section import Section, Span, refuse_idle
+from leadline.training.section import Place, Section, Span, refuse_idle
 from leadline.training.tasks.language import TextData
 from leadline.training.tasks.vision import Augment, VisionData
 
@@ -151,7 +151,7 @@ class Recipe(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Count | None = None  # of the CPU; None: torch's choice. Small models are faster with one
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0  # what torch takes
-    out: str | None = None  # None: runs/ and the name of the recipe
+    out: Place | None = None  # None: runs/ and the name of the recipe
 
     @field_validator("length", "evaluate")
     @classmethod

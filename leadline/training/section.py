@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
+Place = Annotated[str, AfterValidator(os.path.expanduser)]  # a file or folder; ~ is the user's own
 _SPAN = re.compile(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*(epochs?|steps?|%)?\s*")
 
 

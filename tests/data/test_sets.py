@@ -245,6 +245,11 @@ def test_what_else_can_be_wrong(tmp_path: Path) -> None:
     with pytest.raises(LeadlineError, match="mouse has no images; put some there, or remove the folder"):
         open_rows("folder", tmp_path / "f", "train")
     (tmp_path / "f/train/mouse").rmdir()
+    with pytest.raises(LeadlineError, match="gone is no folder; give one with train and test"):
+        open_rows("folder", tmp_path / "gone", "train")
+    write_folder(tmp_path / "one", classes=("cat",))
+    with pytest.raises(LeadlineError, match="train has one class, cat; it must hold a folder per class"):
+        open_rows("folder", tmp_path / "one", "test")
     (tmp_path / "e/train").mkdir(parents=True)
     with pytest.raises(LeadlineError, match="has no images in class folders"):
         open_rows("folder", tmp_path / "e", "train")
@@ -254,6 +259,23 @@ def test_what_else_can_be_wrong(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LeadlineError, match=r"cannot be cached in .*data\.cache=FOLDER"):
         decoded(open_rows("cifar10", tmp_path / "data", "test"), 32, tmp_path / "file" / "below")
+
+
+def test_whatever_a_damaged_file_makes_pil_raise_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise TypeError("unsupported operand")
+
+    monkeypatch.setattr(Image, "open", broken)
+    with pytest.raises(LeadlineError, match=r"a.tif is no image that can be decoded \(TypeError: unsupp"):
+        decode(b"II*", "a.tif")
+
+
+def test_transparency_in_a_palette_is_nothing_to_talk_of(recwarn: pytest.WarningsRecorder) -> None:
+    image = Image.fromarray(noise(1)[0]).convert("P")
+    stream = io.BytesIO()
+    image.save(stream, "PNG", transparency=b"\x00" * 256)
+    assert decode(stream.getvalue(), "a.png").mode == "RGB"
+    assert not recwarn.list
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from training_toys import Poisoned, ToyBatches, ToyTask, assert_same_run, log_of, tensors_of, toy_recipe
 
@@ -255,6 +256,14 @@ def test_what_a_run_leaves_behind(tmp_path):
         found = ToyTask(recipe, "cpu").evaluate(model)
     assert found["accuracy"] == summary["test_accuracy"]
     assert found["loss"] == pytest.approx(summary["test_loss"], rel=1e-6)
+
+
+def test_tensorboard_has_every_row_of_a_run_that_went_on(tmp_path):
+    settings = {"schedule": {"name": "constant"}, "log": {"tensorboard": True}}
+    for length in ("4 steps", "8 steps"):
+        train(toy_recipe(tmp_path, length=length, **settings), make_task=ToyTask)
+    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in board.Scalars("log/loss")] == list(range(1, 9))
 
 
 def test_better_evaluations_need_not_be_saved(tmp_path):

@@ -1,5 +1,6 @@
 """Runs that are ended from outside, or by their data or their disk, and go on: nothing is lost."""
 
+import csv
 import dataclasses
 import io
 import json
@@ -14,11 +15,12 @@ from training_toys import CarryTask, ToyBatches, ToyTask, assert_same_run, toy_r
 
 from leadline.data import text_store
 from leadline.errors import LeadlineError
-from leadline.training import Stopped, checkpoint, find_checkpoint, parse_recipe, train
+from leadline.training import Stopped, checkpoint, engine, find_checkpoint, parse_recipe, train
 from leadline.training.distributed import join
 from leadline.training.engine import Run
 from leadline.training.folder import alone
 from leadline.training.logs import Listener, Logs
+from leadline.training.stop import StopRequest
 
 
 class Interrupted(ToyTask):
@@ -230,6 +232,54 @@ def test_a_truncated_checkpoint_costs_a_few_steps_and_nothing_else(tmp_path, cap
     assert_same_run(tmp_path / "other", tmp_path / "torn")
 
 
+def test_a_damaged_checkpoint_takes_no_place_among_those_that_are_kept(tmp_path):
+    constant = {"schedule": {"name": "constant"}, "evaluate": "100 %", "checkpoint": {"every": "4 steps", "keep": 1}}
+    train(toy_recipe(tmp_path, length="8 steps", **{**constant, "checkpoint": {"every": "4 steps"}}), make_task=ToyTask)
+    (tmp_path / "step-000008" / "optimizer.safetensors").write_bytes(b"")
+    with pytest.raises(Stopped, match=r"SIGTERM after step 6 of 12; saved in .*step-000006") as at:
+        train(toy_recipe(tmp_path, **constant), make_task=type("Task", (Interrupted,), {"at": 1}))
+    assert at.value.code == 143
+    assert find_checkpoint(tmp_path, "last").step == 6
+    assert {path.name for path in tmp_path.glob("*step-*")} == {"step-000006", "damaged-step-000008"}
+    train(toy_recipe(tmp_path, **constant), make_task=ToyTask)
+    train(toy_recipe(tmp_path / "calm", **constant), make_task=ToyTask)
+    assert_same_run(tmp_path / "calm", tmp_path)
+
+
+def test_a_longer_run_that_stops_in_its_last_evaluation_is_not_finished(tmp_path):
+    constant = {"schedule": {"name": "constant"}}
+
+    class Task(ToyTask):
+        def evaluate(self, model, split="valid"):
+            if split == "test":
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().evaluate(model, split)
+
+    short = train(toy_recipe(tmp_path, length="8 steps", **constant), make_task=ToyTask)
+    with pytest.raises(Stopped, match="after the last step"):
+        train(toy_recipe(tmp_path, **constant), make_task=Task)
+    assert not (tmp_path / "summary.json").exists()  # the shorter run's is no longer true
+    long = train(toy_recipe(tmp_path, **constant), make_task=ToyTask)
+    assert (short["steps"], long["steps"]) == (8, 12)
+    assert long["test_loss"] != short["test_loss"]
+    (tmp_path / "summary.json").write_text(json.dumps(short))
+    assert train(toy_recipe(tmp_path, **constant), make_task=ToyTask)["steps"] == 12
+
+
+def test_columns_that_a_probe_gains_do_not_spoil_its_log(tmp_path):
+    constant = {"schedule": {"name": "constant"}}
+    train(toy_recipe(tmp_path, length="4 steps", watch={"every": "2 steps"}, **constant), make_task=ToyTask)
+    with_entropy = {"every": "2 steps", "entropy": True}
+    train(toy_recipe(tmp_path, length="8 steps", watch=with_entropy, **constant), make_task=ToyTask)
+    train(toy_recipe(tmp_path, length="12 steps", watch={"every": "2 steps"}, **constant), make_task=ToyTask)
+    with (tmp_path / "probe.csv").open(newline="") as file:
+        head, *rows = csv.reader(file)
+    assert {len(row) for row in rows} == {len(head)}
+    step, entropy = head.index("step"), head.index("entropy")
+    assert {int(row[step]) for row in rows} == {0, 2, 4, 6, 8, 10, 12}
+    assert {int(row[step]) for row in rows if row[entropy]} == {6, 8}
+
+
 def test_data_that_cannot_be_read_loses_nothing(tmp_path):
     class Batches(ToyBatches):
         def __call__(self, step, *rest, **options):
@@ -323,16 +373,54 @@ def test_data_that_fail_at_once_leave_the_checkpoint_its_score(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["Connection closed by peer", "recv: Connection reset by peer"])
-def test_what_another_process_ended_is_one_line(tmp_path, what):
-    run = Run(toy_recipe(tmp_path), join(toy_recipe(tmp_path)), Listener(), ToyTask)
-    gone = RuntimeError(f"[gloo/pair.cc:534] {what} [127.0.0.1]:1234")
-    with pytest.raises(RuntimeError, match=what), run._explained():
-        raise gone
-    run.processes = dataclasses.replace(run.processes, world=2)
-    with pytest.raises(Stopped, match=r"another process .* ended; the last checkpoint: none"), run._explained():
-        raise gone
-    with pytest.raises(RuntimeError, match="out of memory"), run._explained():
-        raise RuntimeError("out of memory")
+def test_what_another_process_ended_is_one_line(tmp_path, what, monkeypatch):
+    class Broken(ToyTask):
+        """Fails as it is made, where processes already talk to each other."""
+
+        error = RuntimeError(f"[gloo/pair.cc:534] {what} [127.0.0.1]:1234")
+
+        def __init__(self, *_):
+            raise self.error
+
+    recipe = toy_recipe(tmp_path)
+    with pytest.raises(RuntimeError, match=what):
+        train(recipe, make_task=Broken)
+    two = dataclasses.replace(join(recipe), world=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "join", lambda recipe: two)
+        with pytest.raises(Stopped, match=r"another process .* ended; the last checkpoint: none"):
+            train(recipe, make_task=Broken)
+        patch.setattr(Broken, "error", RuntimeError("out of memory"))
+        with pytest.raises(RuntimeError, match="out of memory"):
+            train(recipe, make_task=Broken)
+
+
+def test_several_processes_hear_of_a_signal_within_seconds(tmp_path, monkeypatch):
+    """However slow their steps are; where they are fast, they do not ask each other at every one."""
+    now = [0.0]
+    monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
+
+    class Two:
+        world, asked = 2, 0
+        signal = None
+
+        def gather(self, mine):
+            self.asked += 1
+            return [mine, (self.signal, mine[1])]
+
+    for pace, expected in ((3.0, 10), (0.5, 3), (0.01, 1)):  # of ten steps, after the first of which they ask
+        run = Run(toy_recipe(tmp_path), join(toy_recipe(tmp_path)), Listener(), ToyTask)
+        run.processes, run.asked, run.asked_after, run.ask_after = Two(), now[0], 0, 0
+        request = StopRequest()
+        for done in range(1, 11):
+            now[0] += pace
+            assert run._asked_to_stop(request, done, False) is None
+        assert run.processes.asked == expected
+        run.processes.signal = signal.SIGTERM
+        while run._asked_to_stop(request, done := done + 1, False) is None:
+            now[0] += pace
+        assert (done - 11) * pace <= 2 + pace
+        assert run._asked_to_stop(request, done + 1, True) is signal.SIGTERM  # where they wait anyway
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "{"])

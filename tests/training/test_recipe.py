@@ -22,6 +22,8 @@ LEAST = {"model": {"name": "vit_tiny"}, "data": {"name": "digits"}, "length": 3}
     ("change", "line"),
     [
         ({"schedul": {}}, "unknown key of a recipe 'schedul'; allowed: .*did you mean 'schedule'"),
+        ({"lr": 1}, r"^unknown key of a recipe 'lr'; did you mean optimizer.lr\?$"),
+        ({"every": 1}, r"did you mean checkpoint.every or watch.every or log.every\?$"),
         ({"schedule": {"warmpu": 3}}, "unknown key of schedule 'warmpu'; .*did you mean 'warmup'"),
         ({"data": {"name": "digits", "pth": "x"}}, "unknown key of data 'pth'; .*did you mean 'path'"),
         ({"data": {"name": "cifr10"}}, "unknown data.name 'cifr10'; .*did you mean 'cifar10'"),
@@ -61,6 +63,7 @@ LEAST = {"model": {"name": "vit_tiny"}, "data": {"name": "digits"}, "length": 3}
         ({"schedule": {"warmup": "1e400"}}, "schedule.warmup: '1e400' is no span"),
         ({"seed": 2**63}, "seed is 9223372036854775808: input should be less than"),
         ({"model": {"name": "vit_tiny", "alpha": [0.5]}}, r"model.alpha is \[0.5\], which has the wrong type"),
+        ({"model": {"name": "vit_tiny", "learnable_alpha": True}}, "is True, .*; it must be 'layer' or 'head'"),
         ({"model": {"name": "vit_tiny", "depth": 2.5}}, "model.depth is 2.5, .*; it must be a whole number"),
         ({"model": {"name": "vit_tiny", "de_escalation": 7}}, r"model.de_escalation \(tau\) is 7; it must lie in"),
     ],
@@ -92,6 +95,16 @@ def test_settings_change_entries(tmp_path):
     for wrong in ("depth", "=3", "model.=3"):
         with pytest.raises(LeadlineError, match="is no setting; write key=value"):
             load_recipe(RECIPES / "smoke_digits.yaml", [wrong])
+
+
+def test_a_folder_below_ones_own_is_written_short(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "short.yaml").write_text("{model: {name: vit_tiny}, data: {name: cifar10, path: ~/here}, length: 1}")
+    recipe = load_recipe(tmp_path / "short.yaml", ["out=~/runs/a", "data.cache=~/cache"])
+    assert (recipe.out, recipe.data.path, recipe.data.cache) == tuple(
+        str(tmp_path / place) for place in ("runs/a", "here", "cache")
+    )
+    assert load_recipe(tmp_path / "short.yaml", ["data.path=~"]).data.path is None  # YAML's null
 
 
 def test_a_recipe_survives_being_written_down():

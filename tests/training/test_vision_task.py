@@ -1,6 +1,7 @@
 """The task of image classification inside the engine: what it fills in, its loss, its evaluation, resuming."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,40 @@ def test_a_refused_run_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(LeadlineError, match="take 5"):
         train(parse_recipe({**tree, "schedule": {"warmup": "5 steps"}, "out": str(tmp_path / "other")}))
     assert not (tmp_path / "other").exists()
+
+
+def test_images_may_be_mended_until_there_is_a_checkpoint(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for i in range(12):
+            at = tmp_path / "folder" / split / "ab"[i % 2]
+            at.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((8, 8, 3), 20 * i, np.uint8)).save(at / f"{i:02}.png")
+    spoilt = tmp_path / "folder" / "train" / "a" / "00.png"
+    good = spoilt.read_bytes()
+    spoilt.write_bytes(good[:40])
+    data = {"name": "folder", "path": str(tmp_path / "folder"), "image_size": 8, "workers": 0}
+    tree = {"model": MODEL, "data": data, "batch": {"size": 12}, "length": "1 steps", "out": str(tmp_path / "run")}
+    with pytest.raises(LeadlineError, match=r"00.png is no image that can be decoded .* remove it before a run begins"):
+        train(parse_recipe(tree))
+    spoilt.unlink()
+    for name in ("new.png", "more.png"):
+        (spoilt.parent / name).write_bytes(good)
+    assert train(parse_recipe(tree))["steps"] == 1
+    (spoilt.parent / "new.png").unlink()
+    with pytest.raises(LeadlineError, match="began with other images"):
+        train(parse_recipe({**tree, "length": "2 steps"}))
+
+
+@pytest.mark.parametrize(("number", "advice"), [(28, "make room there and run the same command"), (13, "give another")])
+def test_a_folder_that_cannot_be_written_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(LeadlineError, match=rf"run cannot be used \({os.strerror(number)}\); {advice}"):
+        train(recipe(out=str(tmp_path / "run")))
 
 
 def half(folder: Path, name: str) -> Path:

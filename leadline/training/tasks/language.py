@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from leadline.training.section import Section
+from leadline.training.section import Place, Section
 
 if TYPE_CHECKING:
     import torch
@@ -27,15 +27,15 @@ class TextData(Section):
     """Text from a file, a folder or the hub; see ``leadline.data.text.open_text``."""
 
     name: Literal["text", "wikitext103", "wikitext2"]
-    path: str | None = None  # for WikiText a copy of it; without one it comes from the hub
+    path: Place | None = None  # for WikiText a copy of it; without one it comes from the hub
     hub: str | None = None  # a data set there
     subset: str | None = None
     column: str = "text"
-    tokenizer: str | None = None  # "byte", "word", "bpe", "gpt2", or a folder; None: "word" for WikiText, else "bpe"
+    tokenizer: Place | None = None  # "byte", "word", "bpe", "gpt2", or a folder; None: "word" for WikiText, else "bpe"
     vocab_size: Count | None = None  # of "bpe" (16384 unless given) and "word" (all words unless given)
     tokens: Count | None = None  # of a window or segment; None: the model's max_tokens
     stride: Count | None = None  # of windows in evaluation; None: side by side
-    cache: str | None = None  # folder for tokens; None: $LEADLINE_CACHE, or ~/.cache/leadline
+    cache: Place | None = None  # folder for tokens; None: $LEADLINE_CACHE, or ~/.cache/leadline
 
     @model_validator(mode="after")
     def _one_source(self) -> TextData:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from leadline.errors import LeadlineError, check_choice
-from leadline.training.section import Section, refuse_idle
+from leadline.training.section import Place, Section, refuse_idle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ class VisionData(Section):
     """
 
     name: Literal["cifar10", "cifar100", "imagenet", "folder", "digits"]
-    path: str | None = None
+    path: Place | None = None
     image_size: Annotated[int, Field(ge=1)] | None = None  # None: as stored; ImageNet and folders 224
     valid: Share = 0.0
     limit: Annotated[int, Field(ge=1)] | None = None
@@ -49,7 +49,7 @@ class VisionData(Section):
     std: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     store: Literal["auto", "memory", "workers"] = "auto"
     workers: Annotated[int, Field(ge=0)] | None = None  # None: most of the cores
-    cache: str | None = None  # None: $LEADLINE_CACHE or ~/.cache/leadline
+    cache: Place | None = None  # None: $LEADLINE_CACHE or ~/.cache/leadline
 
     @model_validator(mode="after")
     def _fitting(self) -> VisionData:
