@@ -254,7 +254,7 @@ def decode(encoded: bytes, where: str) -> Any:
             warnings.simplefilter("ignore", UserWarning)  # of transparency in a palette
             return found.convert("RGB")
     except Exception as error:  # a damaged file may raise anything in PIL
-        why = re.sub(r" <[^>]*>", "", str(error).splitlines()[0])  # PIL names the bytes by their address
+        why = re.sub(r" <[^>]*>", "", str(error).partition("\n")[0])  # PIL names the bytes by their address
         raise LeadlineError(
             f"{where} is no image that can be decoded ({type(error).__name__}: {why:.80}); "
             "replace it by another of its class, or remove it before a run begins"

@@ -261,12 +261,15 @@ def test_what_else_can_be_wrong(tmp_path: Path) -> None:
         decoded(open_rows("cifar10", tmp_path / "data", "test"), 32, tmp_path / "file" / "below")
 
 
-def test_whatever_a_damaged_file_makes_pil_raise_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [TypeError("unsupported\noperand"), AssertionError()])
+def test_whatever_a_damaged_file_makes_pil_raise_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
-        raise TypeError("unsupported operand")
+        raise error
 
     monkeypatch.setattr(Image, "open", broken)
-    with pytest.raises(LeadlineError, match=r"a.tif is no image that can be decoded \(TypeError: unsupp"):
+    with pytest.raises(
+        LeadlineError, match=r"a.tif is no image that can be decoded \((Type|Assertion)Error: .*\); replace it"
+    ):
         decode(b"II*", "a.tif")
 
 
