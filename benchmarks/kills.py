@@ -1,6 +1,6 @@
 """Kill a training run at random moments, resume it after each, and compare its end with that of an undisturbed run.
 
-    python benchmarks/kills.py --kills 50
+    python benchmarks/kills.py --kills 50 [--json FILE.json]
 
 A tiny model on the embedded digits, with dropout, drop path, clipping, averaged weights, and a checkpoint every second
 step, so that many kills hit one that is being written. Each try is a process of its own, ended by SIGKILL. The final
@@ -30,6 +30,7 @@ import torch._dynamo
 from rich.console import Console
 from safetensors.torch import load_file
 
+from leadline.machine import processor, versions
 from leadline.models.checkpoints import check, find_checkpoint, listed
 from leadline.training import load_recipe, train
 
@@ -52,7 +53,6 @@ def start(out: Path, steps: int) -> int:
     if process:
         return process
     try:
-        torch.set_num_threads(1)
         train(recipe_for(out, steps), console=Console(file=(out.parent / f"{out.name}.txt").open("a")))
     except BaseException as error:
         print(f"a run failed: {error!r}", file=sys.stderr)
@@ -134,10 +134,16 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="also write the result here")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         result = run(options.kills, options.steps, options.seed, Path(folder))
-    print(json.dumps(result, indent=2))
+    command = f"python benchmarks/kills.py --kills {options.kills} --steps {options.steps} --seed {options.seed}"
+    text = json.dumps({"hardware": processor(), "versions": versions(), "command": command, **result}, indent=2)
+    print(text)
+    if options.json is not None:
+        options.json.write_text(text + "\n")
     if result["differences"]:
         raise SystemExit(1)
 
