@@ -11,7 +11,7 @@ from pathlib import Path
 
 from leadline.errors import LeadlineError
 
-_SHARD = re.compile(r"(.+?)-\d+-of-(\d+)\.parquet$")  # train-00000-of-00005.parquet
+_SHARD = re.compile(r"(.+?)-\d+-of-(\d+)(?:-[0-9a-f]+)?\.parquet$")  # train-00000-of-00005.parquet, or more at its end
 
 
 def check_shards(files: Iterable[Path]) -> None:

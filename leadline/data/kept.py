@@ -40,6 +40,8 @@ def kept(
     root = cache_folder(folder)
     target = root / name
     try:
+        if target.is_dir() and whole(target):  # it may be another's, and not ours to write to
+            return target
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root / f"{name}.lock"):
             if not target.is_dir() or not whole(target):
@@ -58,7 +60,8 @@ def kept(
     except OSError as error:
         raise LeadlineError(
             f"{what} cannot be cached in {root} ({error.strerror or error}); "
-            "make room there or give another folder by data.cache=FOLDER"
+            "make room there, or give another folder by data.cache=FOLDER in the recipe or, where it names none, by "
+            "$LEADLINE_CACHE"
         ) from error
     return target
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -107,7 +109,10 @@ def open_rows(name: str, path: str | Path | None, split: str, classes: Sequence[
 
 def parquet_files(folder: Path, split: str, hub: str) -> list[Path]:
     """The shards of a split, in ``folder`` or one folder further down."""
-    places = {at: sorted(at.glob(f"{split}-*.parquet")) for at in (folder, *_folders(folder))}
+    places = {
+        at: [file for file in _listed(at) if fnmatch(file.name, f"{split}-*.parquet")]
+        for at in (folder, *_folders(folder))
+    }
     found = {at: files for at, files in places.items() if files}
     if not found:
         raise LeadlineError(f"no {split}-*.parquet in {folder} or a folder in it; give the folder of a copy of {hub!r}")
@@ -218,8 +223,7 @@ class FolderRows:
             if at.name not in self.names:
                 known = f"of {folder / 'train'}" if classes is None else f"that was trained ({_some(self.names)})"
                 raise LeadlineError(f"{at} is no class {known}; the class folders must agree")
-            found = sorted(file for file in at.rglob("[!.]*") if file.suffix.lower() in _SUFFIXES and file.is_file())
-            self.files += [(file, self.names.index(at.name)) for file in found]
+            self.files += [(file, self.names.index(at.name)) for file in _images_in(at)]
         empty = sorted({*self.names} - {self.names[label] for _, label in self.files}) if split == "train" else []
         if self.files and empty and classes is None:
             raise LeadlineError(f"{root / empty[0]} has no images; put some there, or remove the folder")
@@ -265,7 +269,7 @@ def read_file(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise LeadlineError(f"{file} cannot be read ({error.strerror})") from error
+        raise _unreadable(error) from error
 
 
 def image_rows(table: Any, layout: Layout, where: Callable[[int], str], first: int = 0) -> Iterator[Row]:
@@ -279,7 +283,7 @@ def image_rows(table: Any, layout: Layout, where: Callable[[int], str], first: i
         )
     encoded = need("pyarrow.compute", "data").struct_field(images, "bytes").to_pylist()
     for i, (image, label) in enumerate(zip(encoded, table.column(layout.label).to_pylist(), strict=True), start=first):
-        if not isinstance(label, int) or not 0 <= label < layout.classes:
+        if type(label) is not int or not 0 <= label < layout.classes:
             raise bad_label(label, layout.classes, where(i))
         yield Row(image or b"", label)
 
@@ -294,9 +298,40 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
 
+def _listed(folder: Path) -> list[Path]:
+    """What is in it; nothing where there is no such folder."""
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise _unreadable(error) from error
+
+
 def _folders(folder: Path) -> list[Path]:
     """Those in it that are not hidden."""
-    return sorted(at for at in folder.iterdir() if at.is_dir() and at.name[0] != ".") if folder.is_dir() else []
+    return [at for at in _listed(folder) if at.name[0] != "." and at.is_dir()]
+
+
+def _images_in(folder: Path) -> list[Path]:
+    """Image files at any depth. Links are followed, hidden files and folders are not read, no folder is read twice."""
+
+    def fail(error: OSError) -> None:
+        raise _unreadable(error) from error
+
+    found: list[Path] = []
+    seen: set[str] = set()
+    for at, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        real = os.path.realpath(at)
+        folders[:] = [] if real in seen else [name for name in folders if name[0] != "."]
+        if real not in seen:
+            found += [Path(at, name) for name in files if name[0] != "." and Path(name).suffix.lower() in _SUFFIXES]
+        seen.add(real)
+    return sorted(file for file in found if file.is_file())
+
+
+def _unreadable(error: OSError) -> LeadlineError:
+    return LeadlineError(f"{error.filename} cannot be read ({error.strerror})")
 
 
 def _stamps(files: list[Path]) -> list[Any]:

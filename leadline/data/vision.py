@@ -32,6 +32,10 @@ def load_cifar10(split: str = "test", data: str | os.PathLike[str] | None = None
         raise LeadlineError(f"the columns are {', '.join(table.column_names)}; CIFAR-10's parquet has img and label")
     rows = list(image_rows(table, LAYOUTS["cifar10"], _where))
     images = [_decode(row.encoded, i) for i, row in enumerate(rows)]
+    for i, image in enumerate(images):
+        if image.shape != images[0].shape:
+            sides = " x ".join(map(str, image.shape[:0:-1]))
+            raise LeadlineError(f"{_where(i)} has {sides} pixels, not as many as row 0; CIFAR-10's images are alike")
     return Split(torch.stack(images).float() / 255, torch.tensor([row.label for row in rows]))
 
 

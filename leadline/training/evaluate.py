@@ -126,10 +126,19 @@ def _classes(saved: Saved, recipe: str | os.PathLike[str] | None) -> list[str] |
 
 def _settings(saved: Saved, recipe: str | os.PathLike[str] | None, data: str | os.PathLike[str] | None) -> Recipe:
     """The recipe given, or the run's as it is in the checkpoint; with the data where they lie now."""
-    tree = saved.state["recipe"] if recipe is None else load_for(recipe, VisionData, "images")
+    tree = recipe_of(saved.state) if recipe is None else load_for(recipe, VisionData, "images")
     if data is not None:
         tree = {**tree, "data": {**tree["data"], "path": str(data)}}
     return parse_recipe({**tree, "out": None})
+
+
+def recipe_of(state: dict[str, Any]) -> dict[str, Any]:
+    """The run's recipe in the state of a checkpoint; a cache that cannot be read here is forgotten."""
+    tree: dict[str, Any] = state.get("recipe", {})
+    cache = tree.get("data", {}).get("cache")
+    if cache is not None and not os.access(cache, os.R_OK | os.X_OK):
+        tree = {**tree, "data": {**tree["data"], "cache": None}}
+    return tree
 
 
 def load_for(recipe: str | os.PathLike[str], data: type, kind: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from leadline.models.base import CONFIG_FILE
 from leadline.models.checkpoints import STATE, check
 from leadline.models.decoder import Decoder
 from leadline.probing import probe
-from leadline.training.evaluate import Evaluation, load_for, write_evaluation
+from leadline.training.evaluate import Evaluation, load_for, recipe_of, write_evaluation
 from leadline.training.perplexity import LEAKY, at_least, perplexity, sees_future
 from leadline.training.recipe import parse_recipe
 from leadline.training.step import DTYPES
@@ -71,7 +71,7 @@ def evaluate_text(
     at_least(0, memory=memory)
     place = weights_in(Path(folder), which)
     state = _state(place)
-    tree: dict[str, Any] = state.get("recipe", {}) if recipe is None else load_for(recipe, TextData, "text")
+    tree = recipe_of(state) if recipe is None else load_for(recipe, TextData, "text")
     settings = cast(TextData, parse_recipe(tree).data) if tree else None
     model, tokenizer = open_language_model(folder, device, which)
     if isinstance(model, TransformerXL):

@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,8 +71,43 @@ def test_hidden_files_and_folders_are_no_images_and_no_classes(tmp_path: Path) -
     write_folder(tmp_path)
     (tmp_path / "train/.ipynb_checkpoints").mkdir()
     (tmp_path / "train/cat/._0.png").write_bytes(b"no image")
+    (tmp_path / "train/cat/.hidden").mkdir()
+    (tmp_path / "train/cat/0.png").rename(tmp_path / "train/cat/.hidden/0.png")
     rows = open_rows("folder", tmp_path, "train")
-    assert (rows.classes, len(rows)) == (2, 12)
+    assert (rows.classes, len(rows)) == (2, 11)
+
+
+def test_folders_behind_links_are_read_and_none_twice(tmp_path: Path) -> None:
+    write_folder(tmp_path / "pool")
+    for name in ("cat", "dog"):
+        at = tmp_path / "links" / "train" / name
+        at.mkdir(parents=True)
+        (at / "part").symlink_to(tmp_path / "pool" / "train" / name)
+        (at / "round").symlink_to(at)
+    rows = open_rows("folder", tmp_path / "links", "train")
+    assert [row.label for row in rows] == [0] * 6 + [1] * 6
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path)
+    closed = tmp_path / "train" / "cat"
+    scan = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if Path(path) == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(LeadlineError, match=f"{closed} cannot be read .Permission denied."):
+        open_rows("folder", tmp_path, "train")
+
+    def closed_to_us(path: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", closed_to_us)
+    with pytest.raises(LeadlineError, match=f"{tmp_path} cannot be read .Permission denied."):
+        open_rows("cifar10", tmp_path, "train")
 
 
 def test_deep_pixels_are_scaled_or_refused() -> None:
@@ -83,8 +119,9 @@ def test_deep_pixels_are_scaled_or_refused() -> None:
         decode(buffer.getvalue(), "x")
 
 
-def test_shards_that_lack_or_come_twice(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "a" / "train-00001-of-00005.parquet", [png(noise(1)[0])], label=[1])
+@pytest.mark.parametrize("end", ["", "-0123456789abcdef"])
+def test_shards_that_lack_or_come_twice(end: str, tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a" / f"train-00001-of-00005{end}.parquet", [png(noise(1)[0])], label=[1])
     with pytest.raises(LeadlineError, match=r"a has 1 of 5 train files by their names"):
         open_rows("cifar10", tmp_path, "train")
     write_cifar(tmp_path / "two" / "b")
@@ -173,6 +210,13 @@ def test_a_label_that_is_none_is_named(label: int | None, tmp_path: Path) -> Non
         load_cifar10("test", tmp_path)
 
 
+def test_true_and_false_are_no_labels(tmp_path: Path) -> None:
+    file = tmp_path / "test-00000-of-00001.parquet"
+    pq.write_table(pa.table({"img": [{"bytes": png(p), "path": None} for p in noise(2)], "label": [True, False]}), file)
+    with pytest.raises(LeadlineError, match=f"row 0 of {file} has the label True"):
+        list(open_rows("cifar10", tmp_path, "test"))
+
+
 def test_a_label_in_an_old_cache_is_named(tmp_path: Path) -> None:
     write_cifar(tmp_path / "data")
     rows = open_rows("cifar10", tmp_path / "data", "test")
@@ -212,6 +256,20 @@ def test_a_cache_that_is_cut_short_is_made_again(tmp_path: Path) -> None:
         os.truncate(damaged, 0)
     assert decoded(rows, 32, tmp_path / "cache").labels.tolist() == [i % 10 for i in range(12)]
     assert encoded(rows, tmp_path / "cache").labels.tolist() == [i % 10 for i in range(12)]
+
+
+def test_a_cache_of_another_user_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar(tmp_path / "data")
+    rows = open_rows("cifar10", tmp_path / "data", "test")
+    whole = decoded(rows, 32, tmp_path / "cache").images
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("leadline.data.kept._locked", refuse)
+    assert torch.equal(decoded(rows, 32, tmp_path / "cache").images, whole)
+    with pytest.raises(LeadlineError, match=r"images cannot be cached in .*Permission denied.*LEADLINE_CACHE"):
+        encoded(rows, tmp_path / "cache")
 
 
 def test_files_of_a_cache_are_on_the_disk_before_they_get_their_name(

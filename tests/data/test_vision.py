@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from image_files import noise, png, write_parquet
 
 from leadline.data import vision
 from leadline.data.vision import CIFAR10, load_cifar10, prepare
@@ -97,6 +98,9 @@ def test_bad_input(folder: Path, tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": [1], "fine_label": [2]}), tmp_path / "other" / "test-other.parquet")
     with pytest.raises(LeadlineError, match="columns are image, fine_label"):
         load_cifar10("test", tmp_path / "other", 1)
+    write_parquet(tmp_path / "odd" / "test-0.parquet", [png(noise(1)[0]), png(noise(1, 28)[0])], label=[0, 1])
+    with pytest.raises(LeadlineError, match="row 1 of CIFAR-10 has 28 x 28 pixels"):
+        load_cifar10("test", tmp_path / "odd")
     (folder / "plain_text" / "test-00000-of-00001.parquet").write_bytes(b"not parquet")
     with pytest.raises(LeadlineError, match="cannot be read as parquet"):
         load_cifar10("test", folder / "plain_text")

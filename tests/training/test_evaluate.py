@@ -14,7 +14,7 @@ from leadline.models.checkpoints import find_checkpoint
 from leadline.probing import DepthReport
 from leadline.surgery import cure_folder
 from leadline.training.engine import train
-from leadline.training.evaluate import evaluate
+from leadline.training.evaluate import evaluate, recipe_of
 from leadline.training.recipe import parse_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -54,6 +54,12 @@ def test_figures_are_those_of_the_run(run: tuple[Path, dict[str, Any]], tmp_path
     assert saved is not None
     assert evaluate(out, device="cpu").checkpoint == saved.folder
     assert evaluate(saved.folder, device="cpu").figures == evaluate(out, device="cpu").figures
+
+
+def test_a_cache_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+    assert recipe_of({"recipe": {"data": {"name": "digits", "cache": str(tmp_path)}}})["data"]["cache"] == str(tmp_path)
+    gone = {"data": {"name": "digits", "cache": str(tmp_path / "gone")}}
+    assert recipe_of({"recipe": gone}) == {"data": {"name": "digits", "cache": None}}
 
 
 def test_command(run: tuple[Path, dict[str, Any]]) -> None:
