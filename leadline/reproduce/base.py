@@ -78,7 +78,7 @@ class Result:
     """What a run hands back; ``plot`` draws it, as a matplotlib figure, when it is stored."""
 
     claims: list[Claim]
-    tables: dict[str, list[dict[str, Any]]]  # name: rows, a CSV file each
+    tables: dict[str, list[dict[str, Any]]]  # name: rows, a CSV file each where there are any
     plot: Callable[[], Any]
     notes: list[str] = field(default_factory=list)  # sentences that follow from the numbers, for the page
     shown: list[dict[str, str]] = field(default_factory=list)  # a table as a paper prints it, for the page
@@ -102,7 +102,7 @@ class Context:
     until: float | None = None  # time.monotonic() after which no further run is begun
     say: Callable[[str], None] = lambda line: None  # a line for people, such as a run that has ended
     text: Path | None = None  # a file or folder of text to train on
-    text_id: str = ""  # changes with what the text says
+    data_id: str = ""  # changes with the images or the text
 
     def generator(self, stream: int = 0) -> torch.Generator:
         """Random numbers on the device; each ``stream`` of a seed is its own sequence."""
@@ -165,13 +165,13 @@ class Entry:
             return self
         return replace(self, setting={**self.setting, **self.budgets[budget], "budget": budget}, budgets={})
 
-    def full_setting(self, seed: int, device: torch.device, embedded: bool, text_id: str = "") -> dict[str, Any]:
+    def full_setting(self, seed: int, device: torch.device, embedded: bool, data_id: str = "") -> dict[str, Any]:
         """The setting as summary.json holds it: what decides the numbers."""
         full: dict[str, Any] = {**self.setting, "seed": seed, "device": device.type}
         if self.images:
-            full["images"] = "scikit-learn digits" if embedded else "CIFAR-10"
+            full["images"] = "scikit-learn digits" if embedded else f"CIFAR-10 {data_id}"
         if self.text:
-            full["text"] = text_id
+            full["text"] = data_id
         return json.loads(json.dumps(full))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -15,15 +14,17 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from leadline.data.text import open_text
-from leadline.data.vision import load_cifar10
 from leadline.errors import LeadlineError, unknown_name
 from leadline.machine import choose_device
 from leadline.reproduce import store
 from leadline.reproduce.base import REPORTED, Context, Entry, verdict
+from leadline.reproduce.material import Material
 from leadline.reproduce.page import check_page, write_page
 
-EMBEDDED = "Run on scikit-learn's digits in place of CIFAR-10: the papers' digits are not comparable."
+EMBEDDED = (
+    "Run on scikit-learn's digits in place of CIFAR-10, without RandAugment, which needs colour: the papers' digits "
+    "are not comparable."
+)
 
 
 def run_entries(
@@ -66,25 +67,23 @@ def run_entries(
     if page is not None:
         check_page(page)
     summaries: list[dict[str, Any]] = []
-    missing = _missing_images(chosen, data, embedded)
-    text_id = "" if text is None or not any(entry.text for entry in chosen) else _text_id(Path(text))
+    material = Material(data, embedded, text)
+    material.check(chosen)
+    missing: LeadlineError | None = None
     for entry in chosen:
-        setting = entry.full_setting(seed, where, embedded, text_id)
+        heading = f"\n[bold]{entry.id}[/]  {escape(entry.title)}"
+        if (lacking := material.lacks(entry)) is not None:
+            console.print(f"{heading}  [yellow]left out, it needs {'text' if entry.text else 'CIFAR-10'}[/]")
+            missing = missing or lacking
+            continue
+        data_id = material.id_of(entry)
+        setting = entry.full_setting(seed, where, embedded, data_id)
         folder = Path(out) / entry.id
         summary = None if force else store.finished(entry, setting, folder)
         if summary is not None:
-            console.print(f"\n[bold]{entry.id}[/]  {escape(entry.title)}  [dim]finished before[/]")
-        elif entry.images and missing is not None:
-            console.print(f"\n[bold]{entry.id}[/]  {escape(entry.title)}  [yellow]left out, it needs CIFAR-10[/]")
-            continue
-        elif entry.text and text is None:
-            console.print(f"\n[bold]{entry.id}[/]  {escape(entry.title)}  [yellow]left out, it needs text[/]")
-            missing = missing or LeadlineError(
-                f"{entry.id} needs text to train on; give a file or folder of it by --text, such as WikiText-103's"
-            )
-            continue
+            console.print(f"{heading}  [dim]finished before[/]")
         else:
-            console.print(f"\n[bold]{entry.id}[/]  {escape(entry.title)}")
+            console.print(heading)
             if entry.images and embedded:
                 console.print(f"[yellow]{EMBEDDED}[/]")
             store.fresh(folder)
@@ -92,13 +91,13 @@ def run_entries(
                 entry.setting,
                 seed,
                 where,
-                None if data is None else Path(data),
+                material.images,
                 embedded,
                 out=Path(out),
                 jobs=jobs,
                 until=until,
-                text=None if text is None else Path(text),
-                text_id=text_id,
+                text=material.text,
+                data_id=data_id,
             )
             try:
                 summary = _run(entry, setting, folder, context, console)
@@ -206,22 +205,3 @@ def _options(
     given = {"--data FOLDER": data is not None and not embedded, "--embedded": embedded, f"--seed {seed}": seed != 0}
     given |= {f"--device {device}": device is not None, "--text FOLDER": text is not None}
     return "".join(f" {option}" for option, wanted in given.items() if wanted)
-
-
-def _text_id(text: Path) -> str:
-    """Of what it holds, wherever it lies: results on one text are not those on another."""
-    corpus = open_text(text)
-    return hashlib.sha256("".join(corpus.fingerprint(split) for split in corpus.splits).encode()).hexdigest()[:10]
-
-
-def _missing_images(chosen: list[Entry], data: str | os.PathLike[str] | None, embedded: bool) -> LeadlineError | None:
-    """Why the images cannot be had, found out before an hour has passed; a bad --data is an error at once."""
-    if embedded or not any(entry.images for entry in chosen):
-        return None
-    try:
-        load_cifar10("test", data, 1)
-    except LeadlineError as error:
-        if data is not None or all(entry.images for entry in chosen):
-            raise
-        return error
-    return None

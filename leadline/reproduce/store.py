@@ -22,7 +22,8 @@ _KEYS = {"id", "title", "setting", "seconds", "claims", "notes", "files", "envir
 
 def store(entry: Entry, result: Result, setting: Mapping[str, Any], seconds: float, folder: Path) -> dict[str, Any]:
     """Write CSV tables, figure.png, figure.svg and, last, summary.json; returns the summary."""
-    for name, rows in result.tables.items():
+    tables = {name: rows for name, rows in result.tables.items() if rows}
+    for name, rows in tables.items():
         with whole(folder / f"{name}.csv") as new, new.open("w", newline="") as file:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]))
             writer.writeheader()
@@ -36,7 +37,7 @@ def store(entry: Entry, result: Result, setting: Mapping[str, Any], seconds: flo
         "claims": claims_as_dicts(result.claims),
         "notes": result.notes,
         "shown": result.shown,
-        "files": [*(f"{name}.csv" for name in result.tables), "figure.png", "figure.svg"],
+        "files": [*(f"{name}.csv" for name in tables), "figure.png", "figure.svg"],
         "environment": environment(),
     }
     with whole(folder / SUMMARY) as new:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leadline.reproduce.base import Context, Entry, Result, above, reported
+from leadline.reproduce.base import Claim, Context, Entry, Result, below, reported
 from leadline.reproduce.plots import panels, styles
-from leadline.reproduce.trained_figures import band, difference, effort, percent, said, spread
+from leadline.reproduce.trained_figures import (
+    accuracy,
+    band,
+    curves_table,
+    difference,
+    diverged_note,
+    effort,
+    end_loss,
+    percent,
+    said,
+    spread,
+)
 from leadline.reproduce.trained_runs import Job, Record, run_all
 
+PAIRS = (("de-escalated", "post-norm"), ("de-escalated", "pre-norm"), ("pre-norm", "post-norm"))  # better first, TSE
 ARMS: dict[str, dict[str, Any]] = {
     "post-norm": {"norm": "post"},
     "pre-norm": {"norm": "pre"},
@@ -47,21 +59,14 @@ def run(context: Context) -> Result:
     }
     records = run_all(context, list(jobs.values()))
     found = {arm: [records[jobs[arm, seed].name] for seed in seeds] for arm in ARMS}
-    right = {arm: [_accuracy(record) for record in kept] for arm, kept in found.items()}
-    ours, post, pre = right["de-escalated"], right["post-norm"], right["pre-norm"]
-    claims = [
-        above("de-escalated over post-norm, points of test accuracy", difference(ours, post)[0], 0.0),
-        above("de-escalated over pre-norm, points of test accuracy", difference(ours, pre)[0], -1.0),
-        above("pre-norm over post-norm, points of test accuracy", difference(pre, post)[0], 0.0),
-    ]
-    for arm, values in right.items():
-        claims.append(reported(f"test accuracy, {arm}, %", 100 * spread(values)[0]))
-    speed = [record["steps_per_second"] for kept in found.values() for record in kept if record["steps_per_second"]]
+    right = {arm: [accuracy(record) for record in kept] for arm, kept in found.items()}
+    losses = {arm: [end_loss(record) for record in kept if not record.diverged] for arm, kept in found.items()}
+    whole = {arm: values for arm, values in losses.items() if len(values) == len(seeds)}
     rows = [
         {
             "arm": arm,
             "test accuracy, %": percent(right[arm]),
-            "training loss at the end": _loss(kept),
+            "training loss at the end": "{:.3f} ± {:.3f}".format(*spread(losses[arm])) if losses[arm] else "-",
             "token similarity after the last layer": _similarity(kept),
             "diverged": str(sum(record.diverged for record in kept)),
             "seconds a run": f"{spread([record['seconds'] or 0.0 for record in kept])[0]:.0f}",
@@ -69,32 +74,26 @@ def run(context: Context) -> Result:
         for arm, kept in found.items()
     ]
     notes = [
-        f"After {setting['epochs']} epochs, {len(seeds)} seeds: "
-        + said("de-escalated against post-norm", ours, post)
-        + "; "
-        + said("against pre-norm", ours, pre)
+        f"Test accuracy after {setting['epochs']} epochs, {len(seeds)} seeds: "
+        + "; ".join(said(f"{one} against {other}", right[one], right[other]) for one, other in PAIRS)
         + ".",
+        f"Training loss over the last tenth: {'; '.join(_told(one, other, whole) for one, other in PAIRS)}.",
         "The paper prints curves, not numbers; its order is de-escalated, pre-norm, post-norm in training loss, with "
         f"lr {setting['lr']:g}, for post-norm {setting['lr_post']:g}, as here: none was tuned. Ours is "
-        f"{_order(found)}.",
+        f"{', '.join(sorted(whole, key=lambda arm: spread(whole[arm])[0])) or 'not known, since all diverged'}.",
+        *diverged_note(found),
         "De-escalation with tau 1 takes the mean of the tokens out, so that no similarity is left after the last layer "
         "whatever was learned.",
         f"{'Augmented by flips and crops only' if not setting['augment'].get('rand_augment') else 'RandAugment'}; "
-        f"the head takes the maximum over tokens. {max(speed, default=0.0):.0f} steps/s at batch {setting['batch']} in "
-        "the quickest run.",
+        f"the head takes the maximum over tokens. {_speed(context, found)}",
         effort(found),
     ]
     table = [
         {"arm": arm, "seed": seed, **{name: record[name] for name in ("test_accuracy", "test_loss", "seconds")},
-         "diverged": record["diverged"] or ""}
+         "training_loss": "" if record.diverged else end_loss(record), "diverged": record["diverged"] or ""}
         for arm, kept in found.items() for seed, record in zip(seeds, kept, strict=True)
     ]  # fmt: skip
-    curves = [
-        {"arm": arm, "seed": seed, "curve": which, "epoch": row["epoch"], "loss": row.get("loss"),
-         "accuracy": row.get("accuracy")}
-        for arm, kept in found.items() for seed, record in zip(seeds, kept, strict=True)
-        for which in ("training", "evaluation") for row in record[which]
-    ]  # fmt: skip
+    curves = curves_table(found, seeds, ("loss", "accuracy"))
 
     def plot() -> Any:
         figure, axes = panels(3)
@@ -107,27 +106,34 @@ def run(context: Context) -> Result:
         axes[0].legend(frameon=False)
         return figure
 
-    return Result(claims, {"arms": rows, "runs": table, "curves": curves}, plot, notes, shown=rows)
+    return Result(_claims(right, whole), {"arms": rows, "runs": table, "curves": curves}, plot, notes, shown=rows)
 
 
-def _accuracy(record: Record) -> float:
-    """Of a run that diverged: what guessing gives."""
-    return 0.1 if record.diverged else record["test_accuracy"]
+def _claims(right: Mapping[str, Sequence[float]], losses: Mapping[str, Sequence[float]]) -> list[Claim]:
+    """The paper concludes on training loss; accuracy stands beside it."""
+    claims = []
+    for one, other in PAIRS:
+        known = one in losses and other in losses
+        gap = difference(losses[one], losses[other], 1.0)[0] if known else None
+        claims.append(below(f"{one} less {other}, training loss", gap, 0.0))
+    for one, other in PAIRS:
+        gap = difference(right[one], right[other])[0]
+        claims.append(reported(f"{one} over {other}, points of test accuracy", gap))
+    return claims + [reported(f"test accuracy, {arm}, %", 100 * spread(values)[0]) for arm, values in right.items()]
 
 
-def _loss(records: list[Record]) -> str:
-    losses = [record["training"][-1]["loss"] for record in records if not record.diverged]
-    return "{:.3f} ± {:.3f}".format(*spread(losses)) if losses else "-"
+def _told(one: str, other: str, losses: Mapping[str, Sequence[float]]) -> str:
+    what = f"{one} against {other}"
+    if one not in losses or other not in losses:
+        return f"{what}: a run diverged"
+    return said(what, losses[one], losses[other], scale=1.0, unit="", digits=3)
 
 
-def _order(found: Mapping[str, list[Record]]) -> str:
-    """The arms from the lowest mean training loss at the end to the highest."""
-    losses = {
-        arm: spread([r["training"][-1]["loss"] for r in kept])[0]
-        for arm, kept in found.items()
-        if not any(record.diverged for record in kept)
-    }
-    return ", ".join(sorted(losses, key=lambda arm: losses[arm])) or "not known, since all diverged"
+def _speed(context: Context, found: Mapping[str, list[Record]]) -> str:
+    if context.jobs > 1:
+        return "For steps a second see benchmarks/training.py."
+    speeds = [record["steps_per_second"] for kept in found.values() for record in kept if record["steps_per_second"]]
+    return f"{max(speeds, default=0.0):.0f} steps/s in the quickest run."
 
 
 def _similarity(records: list[Record]) -> str:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from leadline.probing.figures import Distribution, LayerFigures
 from leadline.report.page_data import spans
+from leadline.reproduce.base import Claim, above, reported
+from leadline.reproduce.plots import panels
 from leadline.reproduce.trained_runs import Record
 
 NEAR = 0.98  # cosines above it count as 1
 SIDE = 0.90  # a peak at 1 stands out against the cosines between this and NEAR
 LEAST = 0.01  # and holds at least this share of the pairs
+STANDARD = "standard"
+Models = Mapping[str, Sequence[LayerFigures]]  # what the probe says of trained models; nothing of one that diverged
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
@@ -27,18 +31,32 @@ def percent(values: Sequence[float]) -> str:
     return f"{mean:.1f} ± {deviation:.1f}" if len(values) > 1 else f"{mean:.1f}"
 
 
-def difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Mean of a - b in points, pair by pair (a pair shares its seed), and its standard error."""
-    mean, deviation = spread([100 * (x - y) for x, y in zip(a, b, strict=True)])
+def accuracy(record: Record) -> float:
+    """Of a run that diverged: what guessing among ten gives."""
+    return 0.1 if record.diverged else record["test_accuracy"]
+
+
+def end_loss(record: Record) -> float:
+    """The training loss over the last tenth of a run: a single reading is mostly the noise of its batches."""
+    rows = record["training"]
+    return statistics.fmean(row["loss"] for row in rows if row["epoch"] > 0.9 * rows[-1]["epoch"])
+
+
+def difference(a: Sequence[float], b: Sequence[float], scale: float = 100.0) -> tuple[float, float]:
+    """Mean of a - b, in points unless scaled otherwise, pair by pair (a pair shares its seed), and its standard
+    error."""
+    mean, deviation = spread([scale * (x - y) for x, y in zip(a, b, strict=True)])
     return mean, deviation / math.sqrt(len(a))
 
 
-def said(what: str, a: Sequence[float], b: Sequence[float]) -> str:
+def said(
+    what: str, a: Sequence[float], b: Sequence[float], scale: float = 100.0, unit: str = " points", digits: int = 1
+) -> str:
     """The difference in words, and whether it is more than noise; of one seed that is not known."""
-    mean, error = difference(a, b)
+    mean, error = difference(a, b, scale)
     if len(a) < 2:
-        return f"{what} {mean:+.1f} points (one seed)"
-    return f"{what} {mean:+.1f} ± {error:.1f} points ({noise(mean, error, len(a))})"
+        return f"{what} {mean:+.{digits}f}{unit} (one seed)"
+    return f"{what} {mean:+.{digits}f} ± {error:.{digits}f}{unit} ({noise(mean, error, len(a))})"
 
 
 _T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # Student's t for 2, 3, ... values
@@ -60,6 +78,25 @@ def effort(found: Mapping[Any, Sequence[Record]], more: Sequence[Record] = ()) -
         f"{runs}, {seconds:.0f} s of training when added up, on {' and '.join(devices) or 'no device'}; "
         "runs that shared it took longer each than they would alone."
     )
+
+
+def diverged_note(found: Mapping[Any, Sequence[Record]]) -> list[str]:
+    """Which runs diverged, and why the first of each did; nothing where none did."""
+    lost = {arm: [record["diverged"] for record in kept if record.diverged] for arm, kept in found.items()}
+    told = [f"{arm}, {len(whys)} of {len(found[arm])} ({whys[0]})" for arm, whys in lost.items() if whys]
+    return [f"Diverged, which counts as guessing: {'; '.join(told)}."] if told else []
+
+
+def curves_table(
+    found: Mapping[str, Sequence[Record]], seeds: Sequence[int], figures: Sequence[str] = ("loss",)
+) -> list[dict[str, Any]]:
+    """The curves of every run."""
+    return [
+        {"arm": arm, "seed": seed, "curve": which, "step": row["step"], "epoch": row["epoch"],
+         **{name: row.get(name) for name in figures}}
+        for arm, kept in found.items() for seed, record in zip(seeds, kept, strict=False)
+        for which in ("training", "evaluation") for row in record[which]
+    ]  # fmt: skip
 
 
 def near_one(distribution: Distribution) -> float:
@@ -91,19 +128,32 @@ def peak_layers(layers: Sequence[LayerFigures]) -> tuple[list[int], float]:
     return [index for index, cosines in known if peaks_at_one(cosines)], max(shares, default=0.0)
 
 
-def peak_sentence(models: Mapping[str, Sequence[LayerFigures]]) -> str:
-    """Whether the peak at cosine 1 appears with standard attention (the first of ``models``), and what removes it."""
-    found = {name: peak_layers(layers) for name, layers in models.items()}
-    first, *others = found
+def peak_claims(models: Models) -> list[Claim]:
+    """That the peak at cosine 1 appears with standard attention, and with nothing else."""
+    found = {name: peak_layers(layers) if layers else None for name, layers in models.items()}
+    counts = {name: None if peak is None else float(len(peak[0])) for name, peak in found.items()}
+    what = "layers with a peak at cosine 1,"
+    claims = [above(f"{what} {STANDARD}", counts.pop(STANDARD), 0.0)]
+    claims += [Claim(f"{what} {name}", "shape", count, 0.0, "none", count == 0) for name, count in counts.items()]
+    share = f"largest share of pairs with cosine above {NEAR:g},"
+    return claims + [reported(f"{share} {name}", None if peak is None else peak[1]) for name, peak in found.items()]
+
+
+def peak_sentence(models: Models) -> str:
+    """Whether the peak at cosine 1 appears with standard attention, and what removes it."""
+    if not models[STANDARD]:
+        return "Whether a peak at cosine 1 appears with standard attention is not known: its run diverged."
+    found = {name: peak_layers(layers) for name, layers in models.items() if layers}
+    first, others = STANDARD, [name for name in found if name != STANDARD]
 
     def share(name: str) -> str:
         return f"{100 * found[name][1]:.3g} %"
 
     if not found[first][0]:
-        rest = ", ".join(f"{name} {share(name)}" for name in others)
+        most = "; ".join([f"at most {share(first)} of them", *(f"{name} {share(name)}" for name in others)])
         line = (
             f"A peak at cosine 1 does not appear with {first} attention: in no layer do enough token pairs have a "
-            f"cosine above {NEAR:g}, and more densely than just below it (at most {share(first)} of them; {rest})."
+            f"cosine above {NEAR:g}, and more densely than just below it ({most})."
         )
         new = [name for name in others if found[name][0]]
         return line + (f" It appears with {_listed(new)}." if new else "")
@@ -147,3 +197,21 @@ def band(axis: Any, records: Sequence[Record], which: str, figure: str, label: s
     axis.plot(x, [statistics.fmean(point) for point in by_point], label=label, **every)
     low, high = [min(point) for point in by_point], [max(point) for point in by_point]
     axis.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def violins(
+    models: Models, draw: Callable[[Any, Sequence[LayerFigures]], None], titles: str = "{}", **size: Any
+) -> Any:
+    """A panel of violins for each model, all to one scale; of one that diverged the panel says so."""
+    figure, axes = panels(1, rows=len(models), **size)
+    for axis, (name, layers) in zip(axes, models.items(), strict=True):
+        axis.set_title(titles.format(name), loc="left")
+        if layers:
+            draw(axis, layers)
+        else:
+            axis.text(0.5, 0.5, "diverged", transform=axis.transAxes, ha="center")
+    ends = [axis.get_ylim() for axis, layers in zip(axes, models.values(), strict=True) if layers]
+    if ends:
+        for axis in axes:
+            axis.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
+    return figure

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from leadline.reproduce import trained_figures
 from leadline.reproduce.base import Claim, Context, reported
 from leadline.reproduce.plots import panels, styles
-from leadline.reproduce.trained_figures import band, noise, spread
+from leadline.reproduce.trained_figures import band, end_loss, spread
 from leadline.reproduce.trained_runs import Job, Record, run_all
 
 Found = dict[str, list[Record]]  # by arm, a record per seed
@@ -71,19 +71,14 @@ def difference(a: Sequence[Record], b: Sequence[Record], name: str = "valid_loss
     """Mean of a - b, pair by pair (a pair shares its seed), and its standard error; None where a run diverged."""
     if any(record.diverged for record in (*a, *b)):
         return None
-    mean, deviation = spread([x[name] - y[name] for x, y in zip(a, b, strict=True)])
-    return mean, deviation / math.sqrt(len(a))
+    return trained_figures.difference([x[name] for x in a], [y[name] for y in b], 1.0)
 
 
 def said(what: str, a: Sequence[Record], b: Sequence[Record]) -> str:
     """The difference in validation loss in words; below 0 is better."""
-    found = difference(a, b)
-    if found is None:
+    if any(record.diverged for record in (*a, *b)):
         return f"{what}: a run diverged"
-    mean, error = found
-    if len(a) < 2:
-        return f"{what} {mean:+.4f} nats (one seed)"
-    return f"{what} {mean:+.4f} ± {error:.4f} nats ({noise(mean, error, len(a))})"
+    return trained_figures.said(what, figure_of(a, "valid_loss"), figure_of(b, "valid_loss"), 1.0, " nats", 4)
 
 
 def plus_minus(values: Sequence[float], digits: int = 4) -> str:
@@ -103,9 +98,7 @@ def table_of(context: Context, found: Found, against: str) -> list[dict[str, str
             "arm": arm,
             "validation loss": plus_minus(figure_of(kept, "valid_loss")),
             "test bits per byte": plus_minus(figure_of(kept, "test_bits_per_byte")),
-            "training loss at the end": plus_minus(
-                [record["training"][-1]["loss"] for record in kept if not record.diverged]
-            ),
+            "training loss at the end": plus_minus([end_loss(record) for record in kept if not record.diverged]),
             "token similarity after the last layer": plus_minus(similarity[:1], 3).partition(" ")[0],
         }
         if context.jobs == 1:
@@ -130,27 +123,16 @@ def runs_table(found: Found, seeds: Sequence[int]) -> list[dict[str, Any]]:
     ]
 
 
-def curves_table(found: Found, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    return [
-        {"arm": arm, "seed": seed, "curve": which, "step": row["step"], "epoch": row["epoch"], "loss": row.get("loss")}
-        for arm, kept in found.items()
-        for seed, record in zip(seeds, kept, strict=False)
-        for which in ("training", "evaluation")
-        for row in record[which]
-    ]
-
-
 def layers_table(found: Found) -> list[dict[str, Any]]:
     return [
         {"arm": arm, "layer": f.index, "similarity": f.similarity, "cosine": f.cosine, "norm": f.norm}
         for arm, kept in found.items()
         for f in kept[0].layers
-    ] or [{"arm": "", "layer": 0, "similarity": "", "cosine": "", "norm": ""}]
+    ]
 
 
 def watched_table(found: Found) -> list[dict[str, Any]]:
-    rows = [{"arm": arm, **row} for arm, kept in found.items() for row in kept[0].watched]
-    return rows or [{"arm": "", "step": "", "layer": "", "similarity": ""}]
+    return [{"arm": arm, **row} for arm, kept in found.items() for row in kept[0].watched]
 
 
 def curves_figure(found: Found) -> Any:
@@ -181,17 +163,26 @@ def own_numbers(found: Found, name: str = "valid_loss", what: str = "validation 
     return [reported(f"{what}, {arm}", spread(values)[0] if values else None) for arm, values in kept.items()]
 
 
-def budget_note(context: Context, found: Found, tokens: int) -> str:
-    """What was spent on an arm."""
+def budget(found: Found, tokens: int) -> str:
+    """How long an arm was trained, in steps of so many tokens."""
     ended = [record for kept in found.values() for record in kept if not record.diverged]
     if not ended:
-        return "Every run diverged."
-    record, seeds = ended[0], len(seeds_of(context))
+        return "every run diverged"
+    record = ended[0]
     steps = record["steps"]
+    return (
+        f"{record['parameters'] / 1e6:.0f} M parameters, {steps} steps of {tokens} tokens "
+        f"({steps * tokens / 1e6:.1f} M tokens, {record['epochs']:.1f} epochs of the text)"
+    )
+
+
+def budget_note(context: Context, found: Found, tokens: int) -> str:
+    """What was spent on an arm, and where."""
+    devices = {record["device"] for kept in found.values() for record in kept if not record.diverged}
+    seeds = len(seeds_of(context))
     assert context.text is not None
     several = f", {context.jobs} at a time (for the cost of a step see benchmarks/language.py)" * (context.jobs > 1)
     return (
-        f"Each arm: {record['parameters'] / 1e6:.0f} M parameters, {steps} steps of {tokens} tokens "
-        f"({steps * tokens / 1e6:.1f} M tokens, {record['epochs']:.1f} epochs of the text, "
-        f"{context.text.resolve().name}), {seeds} seed{'s' * (seeds > 1)}; on {record['device']}{several}."
+        f"Each arm: {budget(found, tokens)}, {context.text.resolve().name}, {seeds} seed{'s' * (seeds > 1)}; on "
+        f"{' and '.join(sorted(devices)) or 'no device'}{several}."
     )

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leadline.reproduce.base import Claim, Context, Entry, Result
+from leadline.reproduce.trained_figures import curves_table
 from leadline.reproduce.trained_language import (
     TEXT_SETTING,
     WATCH,
     Found,
     budget_note,
     curves_figure,
-    curves_table,
     difference,
     figure_of,
     layers_table,

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from leadline.reproduce.base import Claim, Context, Entry, Result
-from leadline.reproduce.trained_figures import spread
+from leadline.reproduce.trained_figures import curves_table, spread
 from leadline.reproduce.trained_language import (
     TEXT_SETTING,
     WATCH,
     Found,
     budget_note,
     curves_figure,
-    curves_table,
     difference,
     layers_table,
     own_numbers,
@@ -85,7 +84,7 @@ def run(context: Context) -> Result:
         "curves": curves_table(found, seeds),
         "watched": watched_table(found),
         "layers": layers_table(found),
-        "strengths": _strengths(found) or [{"seed": "", "parameter": "", "mean": "", "least": "", "most": ""}],
+        "strengths": _strengths(found),
     }
     return Result(claims, tables, lambda: curves_figure(found), notes, shown=table_of(context, found, STANDARD))
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from leadline.errors import LeadlineError
 from leadline.report.depth_figures import cosine_violins
-from leadline.reproduce.base import Claim, Context, Entry, Result, above, reported
-from leadline.reproduce.plots import panels
-from leadline.reproduce.trained_figures import NEAR, beside_one, near_one, peak_layers, peak_sentence
+from leadline.reproduce.base import Context, Entry, Result
+from leadline.reproduce.trained_figures import (
+    beside_one,
+    curves_table,
+    near_one,
+    peak_claims,
+    peak_sentence,
+    violins,
+)
 from leadline.reproduce.trained_language import (
     TEXT_SETTING,
+    budget,
     budget_note,
-    curves_table,
     runs_table,
     said,
     seeds_of,
@@ -32,26 +37,8 @@ def run(context: Context) -> Result:
         for seed in seeds
     }
     found = train_all(context, recipes, "gpt2 medium")
-    models = {arm: kept[0].layers for arm, kept in found.items() if kept[0].layers}
-    if len(models) < len(ARMS):
-        gone = ", ".join(arm for arm in ARMS if arm not in models)
-        raise LeadlineError(f"{gone} diverged, so there is no figure to draw; give a lower learning rate")
-    peaks = {arm: peak_layers(layers) for arm, layers in models.items()}
-    hopfield = float(len(peaks[".5"][0]))
-    claims = [
-        above("layers with a peak at cosine 1, standard", float(len(peaks["standard"][0])), 0.0),
-        Claim("layers with a peak at cosine 1, .5", "shape", hopfield, 0.0, "none", hopfield == 0),
-        *(
-            reported(f"largest share of pairs with cosine above {NEAR:g}, {arm}", share)
-            for arm, (_, share) in peaks.items()
-        ),
-    ]
-    record = found["standard"][0]
+    models = {arm: kept[0].layers for arm, kept in found.items()}
     tokens = setting["tokens"] * setting["batch"]
-    budget = (
-        f"{record['parameters'] / 1e6:.0f} M parameters, {record['epochs']:.1f} epochs of the text, "
-        f"{record['steps']} steps of {tokens} tokens"
-    )
     rows = [
         {"arm": arm, "layer": f.index, "similarity": f.similarity, "cosine": f.cosine,
          "cosine_median": f.cosines.median, "cosine_mode": f.cosines.mode, "near_one": near_one(f.cosines),
@@ -60,12 +47,8 @@ def run(context: Context) -> Result:
     ]  # fmt: skip
 
     def plot() -> Any:
-        figure, axes = panels(1, rows=len(models), width=9.0, height=2.8)
-        for axis, (arm, layers) in zip(axes, models.items(), strict=True):
-            cosine_violins(axis, layers)
-            axis.set_title(f"GPT-2 Medium, {arm}", loc="left")
-            axis.set_ylim(-1.05, 1.05)
-        figure.suptitle(f"Trained: {budget}", fontsize="medium")
+        figure = violins(models, cosine_violins, "GPT-2 Medium, {}", width=9.0, height=2.8)
+        figure.suptitle(f"Trained: {budget(found, tokens)}", fontsize="medium")
         return figure
 
     notes = [
@@ -75,7 +58,7 @@ def run(context: Context) -> Result:
         + budget_note(context, found, tokens),
     ]
     tables = {"layers": rows, "runs": runs_table(found, seeds), "curves": curves_table(found, seeds)}
-    return Result(claims, tables, plot, notes)
+    return Result(peak_claims(models), tables, plot, notes)
 
 
 ENTRY = Entry(

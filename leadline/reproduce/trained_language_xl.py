@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from leadline.reproduce.base import Claim, Context, Entry, Result
-from leadline.reproduce.trained_figures import spread
+from leadline.reproduce.trained_figures import curves_table, end_loss, spread
 from leadline.reproduce.trained_language import (
     TEXT_SETTING,
     WATCH,
     Found,
     budget_note,
     curves_figure,
-    curves_table,
     layers_table,
     own_numbers,
     runs_table,
@@ -88,7 +87,7 @@ def _claim(name: str, found: Found, ours: str, other: str, slack: float) -> Clai
     """Whether the training loss of an arm is below that of another, or at most ``slack`` above it."""
     ends = []
     for arm in (ours, other):
-        losses = [record["training"][-1]["loss"] for record in found[arm] if not record.diverged]
+        losses = [end_loss(record) for record in found[arm] if not record.diverged]
         ends.append(spread(losses)[0] if losses else None)
     if ends[0] is None or ends[1] is None:  # the other one diverged: that is what the paper reports of post-norm
         return Claim(name, "shape", ends[0], None, "finite", ends[0] is not None)

@@ -182,6 +182,7 @@ def _recipe(context: Context, job: Job, out: Path | None = None) -> Recipe:
     if data["name"] == "text":
         data["path"] = str(context.text)
     elif context.embedded:
+        tree["augment"] = {**tree.get("augment", {}), "rand_augment": None}  # it needs colour
         tree["data"] = {"name": "digits", **({"valid": data["valid"]} if "valid" in data else {})}
         model = tree["model"]
         model["patch_size"] = max(1, model.get("patch_size", 16) * 8 // data.get("image_size", 32))
@@ -198,8 +199,7 @@ def _stem(context: Context, job: Job) -> str:
     plain = _recipe(context, job).model_dump(mode="json")
     for free in ("path", "cache", "workers"):
         plain["data"].pop(free, None)
-    if plain["data"]["name"] == "text":
-        plain["data"]["text"] = context.text_id
+    plain["data"]["id"] = context.data_id
     text = json.dumps({"recipe": plain, "probe": job.probe}, sort_keys=True)
     return f"{job.name.replace(' ', '_').replace(chr(39), 'p')}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 

@@ -11,9 +11,13 @@ from leadline.reproduce.hop_nets import COLUMNS
 from leadline.reproduce.plots import panels, styles
 from leadline.reproduce.trained_figures import (
     NEAR,
+    accuracy,
     band,
+    curves_table,
     difference,
+    diverged_note,
     effort,
+    end_loss,
     near_one,
     peak_sentence,
     percent,
@@ -105,7 +109,7 @@ def run(context: Context) -> Result:
     }
     records = run_all(context, list(jobs.values()))
     found = {cell: [records[jobs[cell, seed].name] for seed in seeds] for cell in rates}
-    right = {cell: [0.1 if r.diverged else r["test_accuracy"] for r in kept] for cell, kept in found.items()}
+    right = {cell: [accuracy(r) for r in kept] for cell, kept in found.items()}
     main = setting["inits"][0]
     claims: list[Claim] = []
     for depth in setting["depths"]:
@@ -124,14 +128,11 @@ def run(context: Context) -> Result:
         *(_contributions(right, init, depth) for init, depth in _places(rates)),
         _summary(right, main, setting["depths"]),
         *(
-            f"{init}, depth {depth}: "
-            + peak_sentence(
-                {c: found[init, depth, c][0].layers for c in COLUMNS if not found[init, depth, c][0].diverged}
-            )
+            f"{init}, depth {depth}: {peak_sentence({c: found[init, depth, c][0].layers for c in COLUMNS})}"
             for init, depth in _places(rates)
-            if not found[init, depth, "standard"][0].diverged
         ),
         _about(setting, found, tried, len(seeds)),
+        *diverged_note({_called(cell): kept for cell, kept in found.items()}),
         *_at_the_edge(rates, setting["lrs"]),
         effort(found, trial_runs),
     ]
@@ -146,7 +147,7 @@ def run(context: Context) -> Result:
     table = [
         {"init": cell[0], "depth": cell[1], "column": cell[2], "lr": rates[cell], "seed": seed,
          "test_accuracy": record["test_accuracy"], "diverged": record["diverged"] or "",
-         "training_loss": record["training"][-1].get("loss") if record["training"] else None}
+         "training_loss": "" if record.diverged else end_loss(record)}
         for cell, kept in found.items() for seed, record in zip(seeds, kept, strict=True)
     ]  # fmt: skip
     trials = [
@@ -159,9 +160,14 @@ def run(context: Context) -> Result:
          "cosine": f.cosine, "near_one": near_one(f.cosines)}
         for cell, kept in found.items() for f in kept[0].layers if f.cosines is not None
     ]  # fmt: skip
-    return Result(
-        claims, {"runs": table, "trials": trials, "layers": layers}, lambda: _plot(setting, found, right), notes, shown
-    )
+    curves = curves_table({_called(cell): kept for cell, kept in found.items()}, seeds, ("loss", "accuracy"))
+    tables = {"runs": table, "trials": trials, "curves": curves, "layers": layers}
+    return Result(claims, tables, lambda: _plot(setting, found, right), notes, shown)
+
+
+def _called(cell: Cell) -> str:
+    init, depth, column = cell
+    return f"{column} at depth {depth} ({init})"
 
 
 def _places(cells: Mapping[Cell, Any]) -> list[tuple[str, int]]:

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from leadline.probing.figures import LayerFigures
 from leadline.report.depth_figures import cosine_violins, entropy_violins
-from leadline.reproduce.base import Claim, Context, Entry, Result, above, reported
+from leadline.reproduce.base import Claim, Context, Entry, Result, reported
 from leadline.reproduce.hop_nets import COLUMNS
 from leadline.reproduce.plots import panels, styles
 from leadline.reproduce.trained_figures import (
     NEAR,
+    STANDARD,
+    Models,
+    accuracy,
     band,
+    curves_table,
+    diverged_note,
     effort,
+    end_loss,
     near_one,
+    peak_claims,
     peak_layers,
     peak_sentence,
     percent,
     said,
     spread,
+    violins,
 )
 from leadline.reproduce.trained_runs import Job, Record, run_all
 
@@ -111,12 +119,17 @@ def train(context: Context, size: str, arms: list[str], seeds: int = 1) -> dict[
 
 
 def accuracies(found: Mapping[str, list[Record]]) -> dict[str, list[float]]:
-    return {arm: [0.1 if r.diverged else r["test_accuracy"] for r in kept] for arm, kept in found.items()}
+    return {arm: [accuracy(record) for record in kept] for arm, kept in found.items()}
 
 
 def probed(found: Mapping[str, list[Record]]) -> dict[str, list[LayerFigures]]:
-    """The layers of the first seed of each arm that did not diverge."""
-    return {arm: kept[0].layers for arm, kept in found.items() if kept[0].layers}
+    """The layers of the first seed of each arm; none where it diverged."""
+    return {arm: kept[0].layers for arm, kept in found.items()}
+
+
+def printed(found: Mapping[str, list[Record]]) -> dict[str, list[LayerFigures]]:
+    """The same under the names that the paper gives."""
+    return {".5" if arm == "both" else arm: layers for arm, layers in probed(found).items()}
 
 
 def four_ways(context: Context) -> Result:
@@ -139,30 +152,33 @@ def four_ways(context: Context) -> Result:
         )
         + ".",
         peak_sentence(models),
+        *diverged_note(found),
         _setting(context, "S"),
         effort(found),
     ]
+    seeds = range(context.seed, context.seed + setting["seeds"])
+    losses = {arm: [end_loss(r) for r in kept if not r.diverged] for arm, kept in found.items()}
     shown = [
         {
             "way": arm,
             "test accuracy, %": percent(right[arm]),
-            "training loss at the end": f"{spread([r['training'][-1]['loss'] for r in kept])[0]:.3f}",
-            f"largest share of pairs above {NEAR:g}": _share(models, arm),
-            "steps/s": f"{spread([r['steps_per_second'] or 0.0 for r in kept])[0]:.0f}",
+            "training loss at the end": "{:.3f} ± {:.3f}".format(*spread(losses[arm])) if losses[arm] else "-",
+            f"largest share of pairs above {NEAR:g}": f"{peak_layers(models[arm])[1]:.4f}" if models[arm] else "-",
+            "diverged": str(sum(r.diverged for r in kept)),
         }
         for arm, kept in found.items()
     ]
     table = [
-        {"way": arm, "seed": context.seed + i, "test_accuracy": r["test_accuracy"], "diverged": r["diverged"] or ""}
-        for arm, kept in found.items()
-        for i, r in enumerate(kept)
-    ]
+        {"way": arm, "seed": seed, "test_accuracy": r["test_accuracy"],
+         "training_loss": "" if r.diverged else end_loss(r), "diverged": r["diverged"] or ""}
+        for arm, kept in found.items() for seed, r in zip(seeds, kept, strict=True)
+    ]  # fmt: skip
 
     def plot() -> Any:
         figure, axes = panels(3)
         for (arm, kept), style in zip(found.items(), styles(), strict=False):
             band(axes[0], kept, "training", "loss", arm, style)
-            layers = [f for f in models.get(arm, []) if f.index and f.cosines is not None]
+            layers = [f for f in models[arm] if f.index and f.cosines is not None]
             shares = [near_one(f.cosines) for f in layers if f.cosines is not None]
             axes[1].plot([f.index for f in layers], [f.cosine for f in layers], label=arm, **style)
             axes[2].plot([f.index for f in layers], shares, label=arm, **style)
@@ -172,25 +188,20 @@ def four_ways(context: Context) -> Result:
         axes[0].legend(frameon=False)
         return figure
 
-    return Result(claims, {"runs": table, "layers": _rows(models)}, plot, notes, shown)
+    tables = {"runs": table, "curves": curves_table(found, seeds, ("loss", "accuracy")), "layers": _rows(models)}
+    return Result(claims, tables, plot, notes, shown)
 
 
 def cosines(size: str) -> Callable[[Context], Result]:
     """HOP figures 5 to 8: violins of token cosine by layer, standard, .5 and .7."""
 
     def run(context: Context) -> Result:
-        found = train(context, size, ["standard", "both", ".7"])
-        models = {{"both": ".5"}.get(arm, arm): layers for arm, layers in probed(found).items()}
-        peaks = {arm: peak_layers(layers) for arm, layers in models.items()}
-        claims = [above("layers with a peak at cosine 1, standard", float(len(peaks["standard"][0])), 0.0)]
-        for arm in (".5", ".7"):
-            count = float(len(peaks[arm][0]))
-            claims.append(Claim(f"layers with a peak at cosine 1, {arm}", "shape", count, 0.0, "none", count == 0))
-        for arm, (_, share) in peaks.items():
-            what = f"largest share of pairs with cosine above {NEAR:g}, {arm}"
-            claims.append(reported(what, share))
-        notes = [peak_sentence(models), _accuracy_note(found), _setting(context, size), effort(found)]
-        return Result(claims, {"layers": _rows(models)}, lambda: _violins(models, cosine_violins), notes)
+        found = train(context, size, [STANDARD, "both", ".7"])
+        models = printed(found)
+        notes = [
+            peak_sentence(models), _accuracy_note(found), *diverged_note(found), _setting(context, size), effort(found)
+        ]  # fmt: skip
+        return Result(peak_claims(models), {"layers": _rows(models)}, lambda: _drawn(models, cosine_violins), notes)
 
     return run
 
@@ -199,55 +210,49 @@ def entropies(size: str, arm: str) -> Callable[[Context], Result]:
     """HOP figures 13 to 16: violins of attention entropy by layer and head of one model."""
 
     def run(context: Context) -> Result:
-        found = train(context, size, list(dict.fromkeys(["standard", arm])))
-        models = probed(found)
+        found = train(context, size, list(dict.fromkeys([STANDARD, arm])))
+        models = printed(found)
+        name = list(models)[-1]
         lowest = {name: _lowest(layers) for name, layers in models.items()}
         what = "smallest mean entropy of a head against uniform attention"
         claims = [reported(f"{what}, {name}", value) for name, value in lowest.items()]
-        notes = [_setting(context, size), effort(found)]
-        if arm != "standard":
-            less, plain = lowest[arm], lowest["standard"]
-            same = abs(less - plain) < 0.1
-            claims.append(Claim(f"{what}, .5 less standard", "shape", less - plain, 0.0, "0.1", same))
-            notes.insert(
-                0,
-                f"The smallest mean entropy of a head is {plain:.2f} of uniform attention's with standard attention "
-                f"and {less:.2f} with Hopfield attention (.5); the paper says that it does not change"
-                f"{'.' if same else ', and here it does.'}",
-            )
-        shown = {arm: models[arm]}
+        notes = [*diverged_note(found), _setting(context, size), effort(found)]
+        if name != STANDARD:
+            less, plain = lowest[name], lowest[STANDARD]
+            gap = None if less is None or plain is None else less - plain
+            same = gap is not None and abs(gap) < 0.1
+            claims.append(Claim(f"{what}, {name} less standard", "shape", gap, 0.0, "0.1", same))
+            if gap is not None:
+                notes.insert(
+                    0,
+                    f"The smallest mean entropy of a head is {plain:.2f} of uniform attention's with standard "
+                    f"attention and {less:.2f} with Hopfield attention ({name}); the paper says that it does not change"
+                    f"{'.' if same else ', and here it does.'}",
+                )
         rows = [
             {"layer": f.index, "head": head + 1, "entropy": value}
-            for f in models[arm]
+            for f in models[name]
             for head, value in enumerate(f.entropy or [])
         ]
-        return Result(claims, {"entropy": rows}, lambda: _violins(shown, entropy_violins), notes)
+        return Result(claims, {"entropy": rows}, lambda: _drawn({name: models[name]}, entropy_violins), notes)
 
     return run
 
 
-def _lowest(layers: list[LayerFigures]) -> float:
-    return min(min(f.entropy) / f.entropy_uniform for f in layers if f.entropy and f.entropy_uniform)
+def _lowest(layers: Sequence[LayerFigures]) -> float | None:
+    return min((min(f.entropy) / f.entropy_uniform for f in layers if f.entropy and f.entropy_uniform), default=None)
 
 
-def _violins(models: Mapping[str, list[LayerFigures]], draw: Callable[[Any, list[LayerFigures]], None]) -> Any:
-    figure, axes = panels(1, rows=len(models), width=8.0, height=2.6)
-    for axis, (arm, layers) in zip(axes, models.items(), strict=True):
-        draw(axis, layers)
-        axis.set_title({"both": ".5"}.get(arm, arm), loc="left")
-    return figure
+def _drawn(models: Models, draw: Callable[[Any, Sequence[LayerFigures]], None]) -> Any:
+    return violins(models, draw, width=8.0, height=2.6)
 
 
-def _rows(models: Mapping[str, list[LayerFigures]]) -> list[dict[str, Any]]:
+def _rows(models: Models) -> list[dict[str, Any]]:
     return [
         {"way": arm, "layer": f.index, "similarity": f.similarity, "cosine": f.cosine,
          "cosine_median": f.cosines.median, "cosine_mode": f.cosines.mode, "near_one": near_one(f.cosines)}
         for arm, layers in models.items() for f in layers if f.cosines is not None
     ]  # fmt: skip
-
-
-def _share(models: Mapping[str, list[LayerFigures]], arm: str) -> str:
-    return f"{peak_layers(models[arm])[1]:.4f}" if arm in models else "-"
 
 
 def _accuracy_note(found: Mapping[str, list[Record]]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from image_files import write_cifar
 from rich.console import Console
 
 from leadline.errors import LeadlineError
@@ -210,7 +211,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise LeadlineError("CIFAR-10 is not on this machine; --data FOLDER")
 
-    monkeypatch.setattr(runner, "load_cifar10", fail)
+    monkeypatch.setattr("leadline.reproduce.material.load_cifar10", fail)
     monkeypatch.setattr(base, "load_cifar10", fail)
 
 
@@ -236,8 +237,10 @@ def test_embedded_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     summary = store.read(tmp_path / "needy")
     assert summary["setting"]["images"] == "scikit-learn digits"
     assert summary["notes"][0] == runner.EMBEDDED
-    monkeypatch.setattr(runner, "load_cifar10", lambda *_: None)
-    run([needy], tmp_path)  # another setting: not what was stored
+    monkeypatch.undo()
+    write_cifar(tmp_path / "cifar")
+    run([needy], tmp_path, data=tmp_path / "cifar")  # another setting: not what was stored
+    run([needy], tmp_path, data=tmp_path / "cifar")
     assert counter.runs == 2
 
 
