@@ -225,11 +225,12 @@ class Run:
         if failed is None:
             return
         probe = self.out / "divergence.csv"
-        words = diagnose(self.step, failed, probe)
+        words, measured = diagnose(self.step, failed, probe)
+        figures = f"figures of its layers: {probe}, " if measured else ""
         saved = self.processes.agree(_last_checkpoint(self.recipe))
         raise Stopped(
-            f"diverged at step {failed}: {words}; figures of its layers: {probe}, the last checkpoint: {saved}; try a "
-            "lower optimizer.lr, a longer schedule.warmup or a regularise.clip, with another out="
+            f"diverged at step {failed}: {words}; {figures}the last checkpoint: {saved}; try a lower optimizer.lr, a "
+            "longer schedule.warmup or a regularise.clip, with another out="
         )
 
     def _log(self, done: int) -> None:

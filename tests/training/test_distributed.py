@@ -2,7 +2,9 @@
 
 import csv
 import json
+import math
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import torch
 from training_toys import CarryTask, ToyTask, toy_recipe
 from two_processes import CONSTANT, LAGGING, LEARNED
 
-from leadline.training import find_checkpoint, train
+from leadline.training import Stopped, find_checkpoint, train
 
 pytest.importorskip("accelerate")
 HERE = Path(__file__).resolve().parent
@@ -111,6 +113,23 @@ def test_both_processes_stop_when_one_is_asked_to(two):
         facts = json.loads((two / f"facts-{rank}.json").read_text())
         assert facts["asked"] == ["SIGTERM after step 6 of 12", 143]
     assert find_checkpoint(two / "asked", "last").step == 6
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_a_divergence_is_seen_where_it_is(two, tmp_path, mode):
+    """In whichever process and part it lies; every process says the same, and gradients are those of all together."""
+    facts, other = (json.loads((two / f"facts-{rank}.json").read_text()) for rank in (0, 1))
+    found = {kind: facts[f"{kind} {mode}"] for kind in ("nan", "exploding", "limit")}
+    assert found == {kind: other[f"{kind} {mode}"] for kind in found}
+    assert found["nan"].startswith("diverged at step 3: the output of patch is not finite; figures of its layers: ")
+    rows = list(csv.DictReader((two / f"nan-{mode}" / "divergence.csv").open()))
+    assert {row["step"] for row in rows} == {"3"}
+    assert math.isnan(float(rows[0]["norm"]))
+    norm = float(re.search(r"gradients explode \(norm (\S+),", found["exploding"])[1])
+    assert norm > 1e6
+    with pytest.raises(Stopped) as one:
+        train(toy_recipe(tmp_path, norm_limit=1e-3, log={"every": 4}), make_task=ToyTask)
+    assert found["limit"].split(";")[0] == str(one.value).split(";")[0]
 
 
 def test_the_same_command_in_two_processes(tmp_path):

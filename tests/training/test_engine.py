@@ -171,6 +171,26 @@ def test_divergence_names_the_step_and_the_layer(tmp_path, accumulate):
     assert find_checkpoint(tmp_path, "last").step == 6  # evaluated there
 
 
+def test_the_figures_of_a_divergence_are_of_the_part_that_went_wrong(tmp_path):
+    class Late(ToyTask):
+        def loss(self, model, batch, carry):
+            self.count = getattr(self, "count", -1) + 1
+            pixels = batch["pixels"] * (float("nan") if self.count % 2 else 1.0)  # every second part
+            return super().loss(model, {**batch, "pixels": pixels}, carry)
+
+    with pytest.raises(Stopped, match="diverged at step 0: the output of patch is not finite; figures of"):
+        train(toy_recipe(tmp_path, batch={"accumulate": 2}), make_task=Late)
+    rows = list(csv.DictReader((tmp_path / "divergence.csv").open()))
+    assert all(math.isnan(float(row["norm"])) for row in rows)
+
+
+def test_a_divergence_without_figures_names_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("leadline.training.divergence._watcher", lambda model, number: None)
+    with pytest.raises(Stopped, match="diverged at step 7: the output of patch is not finite; the last checkpoint"):
+        train(toy_recipe(tmp_path), make_task=Poisoned)
+    assert not (tmp_path / "divergence.csv").exists()
+
+
 def test_the_weights_before_the_bad_step_are_kept(tmp_path):
     """Nothing changes from the bad step on, though it is noticed only later."""
     recipe = toy_recipe(tmp_path / "bad", regularise={"ema": 0.9})

@@ -47,6 +47,44 @@ class StoppedTask(ToyTask):
         return super().loss(model, batch, carry)
 
 
+class LateNaN(ToyTask):
+    """A value that is not a number in the second part of the second process."""
+
+    def __init__(self, recipe, device, rank=0, world=1):
+        super().__init__(recipe, device, rank, world)
+        whole = self.batches
+
+        class Spoiled(type(whole)):
+            def __call__(self, step, micro=0, **options):
+                batch = super().__call__(step, micro, **options)
+                if step == 3 and micro == 1 and rank == 1:
+                    batch["pixels"][0] = float("nan")
+                return batch
+
+        self.batches = Spoiled(recipe, device)
+
+
+class Explodes(ToyTask):
+    """The loss of the second process alone, from the fourth step on."""
+
+    def __init__(self, recipe, device, rank=0, world=1):
+        super().__init__(recipe, device, rank, world)
+        self.rank = rank
+
+    def loss(self, model, batch, carry):
+        loss, metrics, carry = super().loss(model, batch, carry)
+        return loss * (1e9 if self.rank == 1 else 1.0), metrics, carry
+
+
+def diverges(out, task, **settings):
+    """What the run says that ends, and the figures that it leaves."""
+    try:
+        train(toy_recipe(out, **settings), make_task=task)
+    except Stopped as stopped:
+        return str(stopped)
+    return "it did not diverge"
+
+
 def main(out):
     settings = {"regularise": {"ema": 0.9}, "watch": {"every": "6 steps"}}
     train(toy_recipe(out / "ddp", model=LEARNED, **settings), make_task=ToyTask)
@@ -63,6 +101,11 @@ def main(out):
         train(toy_recipe(out / "asked", log={"every": 2}), make_task=StoppedTask)
     except Stopped as stopped:
         facts["asked"] = [str(stopped).split(";")[0], stopped.code]
+    for mode in ("ddp", "fsdp"):
+        settings = {"distributed": mode, "batch": {"accumulate": 2}, "log": {"every": 4}}
+        facts[f"nan {mode}"] = diverges(out / f"nan-{mode}", LateNaN, **settings)
+        facts[f"exploding {mode}"] = diverges(out / f"exploding-{mode}", Explodes, **settings)
+        facts[f"limit {mode}"] = diverges(out / f"limit-{mode}", ToyTask, norm_limit=1e-3, **settings)
     facts["rank"] = int(os.environ["RANK"])
     (out / f"facts-{facts['rank']}.json").write_text(json.dumps(facts))
 
