@@ -75,9 +75,9 @@ def random_boxes(
     chosen = boxes[torch.arange(len(boxes), device=boxes.device), first]
     whole = width / height
     if whole < ratio[0]:
-        h0, w0 = round(width / ratio[0]), width
+        h0, w0 = max(1, round(width / ratio[0])), width
     elif whole > ratio[1]:
-        h0, w0 = height, round(height * ratio[1])
+        h0, w0 = height, max(1, round(height * ratio[1]))
     else:
         h0, w0 = height, width
     middle = _filled((height - h0) // 2, (width - w0) // 2, h0, w0, device=boxes.device)

@@ -56,7 +56,7 @@ class VisionBatches:
             order = Order(members.cpu(), batch, accumulate, seed)
             if isinstance(images, Pixels):
                 self.native = (images.images.shape[2], images.images.shape[3])
-                make: Any = Augmented(images.images, order, augmentation, self.native[0], seed)
+                make: Any = Augmented(images.images, order, augmentation, look, seed)
             else:
                 self.native = (look.size, look.size)
                 make = Decoded(images, order, augmentation, look, seed)

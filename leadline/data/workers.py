@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +26,13 @@ class Augmented:
     images: Tensor  # (N, 3, h, w), uint8
     order: Order
     augmentation: Augmentation
-    size: int
+    look: Look
     seed: int
 
     def __post_init__(self) -> None:
         if self.images.shape[1] != 3:
             raise LeadlineError("augment.rand_augment needs images in colour; leave it out for these")
-        self.transform = rand_augment(str(self.augmentation.rand_augment), self.size)
+        self.transform = rand_augment(str(self.augmentation.rand_augment), self.images.shape[-1], self.look.mean)
 
     def __call__(self, request: Request) -> dict[str, Tensor]:
         places = listed(self.order.rows(request, self.augmentation.mixes))
@@ -40,7 +42,7 @@ class Augmented:
         for place in places:
             reseed(mix_seed(self.seed, RAND_AUGMENT, request.step, place))
             image = from_array(self.images[index[place]].permute(1, 2, 0).numpy())
-            image = _apply(self.transform, image, self.augmentation)
+            image = self.transform(image)
             found.append(np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1)))
         return {"images": stack(found)}
 
@@ -61,7 +63,7 @@ class Decoded:
             raise LeadlineError("augment.crop is 'pad', which is for small images; take 'resized' or 'none' for these")
         create = need("timm.data", "timm").create_transform
         if a.rand_augment is not None:
-            rand_augment(a.rand_augment, self.look.size)  # a bad name is a clear error here
+            rand_augment(a.rand_augment, self.look.size, self.look.mean)  # a bad name is a clear error here
         self.transform = create(
             self.look.size,
             is_training=True,
@@ -75,6 +77,9 @@ class Decoded:
             mean=self.look.mean,
             use_prefetcher=True,
         )
+        for part in self.transform.transforms:
+            if hasattr(part, "ops"):
+                with_no_bits(part)
         if a.crop == "none" and (a.flip or a.rand_augment):
             raise LeadlineError("augment.crop is 'none' with flip or rand_augment; images of many sizes need 'resized'")
 
@@ -85,29 +90,39 @@ class Decoded:
             encoded, where = self.images.read(int(index[place]))
             image = decode(encoded, where)
             reseed(mix_seed(self.seed, RAND_AUGMENT, request.step, place))
-            found.append(_apply(self.transform, image, self.augmentation))
+            found.append(self.transform(image))
         return {"images": stack(found)}
 
 
-def _apply(transform: Any, image: Any, augmentation: Augmentation) -> Any:
+def rand_augment(name: str, size: int, mean: Sequence[float]) -> Any:
+    """timm's RandAugment for images of ``size`` pixels and this mean, as timm's loader has it: what moves by at most
+    45 % of the pixels, and fills with the mean."""
+    timm = need("timm.data.auto_augment", "timm")
+    fill = tuple(min(255, round(255 * value)) for value in mean)
     try:
-        return transform(image)
-    except ValueError as error:  # timm asks PIL for the impossible at some magnitudes, such as 0 bits of colour
-        raise LeadlineError(
-            f"augment.rand_augment is {augmentation.rand_augment!r}, which fails on an image ({error}); "
-            "take another magnitude, such as rand-m9-mstd0.5"
-        ) from error
-
-
-def rand_augment(name: str, size: int) -> Any:
-    """timm's RandAugment for images of ``size`` pixels: shifts by at most 45 % of them, as timm's loader has it."""
-    make = need("timm.data.auto_augment", "timm").rand_augment_transform
-    try:
-        return make(name, {"translate_const": int(size * 0.45), "img_mean": (124, 116, 104)})
+        if not re.fullmatch(r"rand(-([a-z]+[0-9.]+|t[a-z]+))*", name):
+            raise ValueError(name)
+        found = timm.rand_augment_transform(name, {"translate_const": int(size * 0.45), "img_mean": fill})
     except (AssertionError, ValueError, IndexError, KeyError, TypeError) as error:
         raise LeadlineError(
             f"augment.rand_augment is {name!r}; give a name of timm's, such as 'rand-m9-mstd0.5'"
         ) from error
+    return with_no_bits(found)
+
+
+def with_no_bits(transform: Any) -> Any:
+    """timm's RandAugment asks for 0 bits of colour and fewer, which newer PIL refuses; what is left then is black."""
+    posterize = need("timm.data.auto_augment", "timm").posterize
+    for operation in transform.ops:
+        if operation.aug_fn is posterize:
+            operation.aug_fn = _posterize
+    return transform
+
+
+def _posterize(image: Any, bits: int, **_: Any) -> Any:
+    if bits < 1:
+        return need("PIL.Image", "data").new(image.mode, image.size)
+    return need("timm.data.auto_augment", "timm").posterize(image, bits)
 
 
 @dataclass

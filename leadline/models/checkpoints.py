@@ -22,7 +22,8 @@ from torch import Tensor
 from leadline.errors import LeadlineError
 
 MANIFEST, STATE = "manifest.json", "state.json"
-_NAME = re.compile(r"step-(\d{6,})")
+REPLACED = ".replaced-"  # before the name of a checkpoint while another one of its step takes its place
+_NAME = re.compile(rf"(?:{re.escape(REPLACED)})?step-(\d{{6,}})")
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,13 @@ class Saved:
 
 
 def listed(out: Path) -> list[tuple[int, Path]]:
-    """(step, folder) of everything named like a checkpoint, oldest first."""
+    """(step, folder) of everything named like a checkpoint, oldest first; one that was being replaced counts where the
+    new one is not there."""
     if not out.is_dir():
         return []
-    found = [(int(match[1]), path) for path in out.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return sorted(found)
+    paths = sorted(out.iterdir(), key=lambda path: path.name)  # those being replaced before the others
+    found = {int(match[1]): path for path in paths if (match := _NAME.fullmatch(path.name))}
+    return sorted(found.items())
 
 
 def check(folder: Path) -> Saved:

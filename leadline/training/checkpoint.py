@@ -19,7 +19,17 @@ from torch import Tensor
 
 from leadline.errors import LeadlineError
 from leadline.files import whole
-from leadline.models.checkpoints import MANIFEST, STATE, Saved, best_of, check, digest, find_checkpoint, listed
+from leadline.models.checkpoints import (
+    MANIFEST,
+    REPLACED,
+    STATE,
+    Saved,
+    best_of,
+    check,
+    digest,
+    find_checkpoint,
+    listed,
+)
 from leadline.training.stop import Stopped
 
 
@@ -30,6 +40,7 @@ def folder_of(out: Path, step: int) -> Path:
 def save(out: Path, step: int, write: Callable[[Path], None]) -> Path:
     """Make the checkpoint of ``step``; ``write`` puts its files into the folder it is given."""
     final, new = folder_of(out, step), out / f".new-step-{step:06d}"
+    replaced = out / f"{REPLACED}{final.name}"
     try:
         _remove(new)
         new.mkdir(parents=True)
@@ -42,17 +53,16 @@ def save(out: Path, step: int, write: Callable[[Path], None]) -> Path:
         flush(new / MANIFEST)
         for folder in [new, *(path for path in new.rglob("*") if path.is_dir())]:
             flush(folder)
-        if final.exists():  # a damaged one, or the same step again
-            old = out / f".old-step-{step:06d}"
-            _remove(old)
-            final.rename(old)
-            new.rename(final)
-            _remove(old)
-        else:
-            new.rename(final)
+        if final.exists():  # the same step again
+            _remove(replaced)
+            final.rename(replaced)
+        new.rename(final)
+        _remove(replaced)
         flush(out)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(new, ignore_errors=True)
+        if replaced.exists() and not final.exists():
+            replaced.rename(final)
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         earlier = find_checkpoint(out, "last")
         kept = f"{earlier.folder} is intact" if earlier else "there is no earlier one"
@@ -66,7 +76,8 @@ def save(out: Path, step: int, write: Callable[[Path], None]) -> Path:
 def prune(out: Path, keep: int) -> None:
     """Delete all but the newest ``keep`` and the best one, and what an earlier kill left half done."""
     for path in out.iterdir():
-        if path.name.startswith((".new-step-", ".old-step-")):
+        taken = path.name.startswith(REPLACED) and (out / path.name.removeprefix(REPLACED)).exists()
+        if taken or path.name.startswith((".new-", ".old-")):
             _remove(path)
     older = listed(out)[:-keep]
     if not older:

@@ -25,6 +25,7 @@ from leadline.probing.blocks import find_blocks
 from leadline.training.recipe import Recipe
 
 T = TypeVar("T")
+_MPI = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # processes, as mpirun tells them
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class Processes:
 def join(recipe: Recipe) -> Processes:
     """Find out who we are, and meet the others; they stay together until the process ends."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1 and (mpi := next((name for name in _MPI if int(os.environ.get(name, "1")) > 1), None)):
+        raise LeadlineError(
+            f"{mpi} is {os.environ[mpi]}: MPI has started several processes, which would all train the same; start "
+            "them by torchrun or accelerate launch"
+        )
     device = choose_device(None if recipe.device == "auto" else recipe.device)
     on_cpu = device.type == "cpu"
     if world == 1:
@@ -94,6 +100,14 @@ def join(recipe: Recipe) -> Processes:
             state.process_index, state.num_processes, torch.device(state.device), "fsdp" if sharded else "ddp"
         )
     return found
+
+
+def ignored_precision(recipe: Recipe) -> str | None:
+    """A line where accelerate was told another precision than the recipe has, which counts."""
+    told = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    if told in ("no", recipe.precision):
+        return None
+    return f"accelerate's mixed_precision is {told}; the recipe's precision counts, which is {recipe.precision}"
 
 
 def _part() -> None:

@@ -6,6 +6,8 @@ last checkpoint as if nothing had happened, bit for bit on a CPU.
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +27,7 @@ from leadline.probing.guard import uncompiled
 from leadline.probing.inputs import call_model
 from leadline.probing.watch import Watcher
 from leadline.training import checkpoint, state
-from leadline.training.distributed import Processes, Weights, join, replicate, shard
+from leadline.training.distributed import Processes, Weights, ignored_precision, join, replicate, shard
 from leadline.training.divergence import diagnose
 from leadline.training.folder import SUMMARY, alone, claim, owner, read_summary, write_summary
 from leadline.training.graph import GraphStep
@@ -48,6 +50,8 @@ def train(recipe: Recipe, *, console: Console | None = None, make_task: MakeTask
     Raises ``Stopped`` when the run ends before its time: asked to, diverged, or the disk is full.
     """
     console = console or Listener(stderr=True)
+    if (recipe.threads or 1) > (cores := os.cpu_count() or 1):
+        raise LeadlineError(f"threads is {recipe.threads} and this machine has {cores} cores; give at most these")
     threads, products = torch.get_num_threads(), torch.get_float32_matmul_precision()
     torch.set_num_threads(recipe.threads or threads)
     try:
@@ -134,6 +138,8 @@ class Run:
             self.out, start, self.total, console=self.console, main=self.processes.main, tensorboard=tensorboard
         )
         held.callback(self._close_logs)
+        if (theirs := ignored_precision(self.recipe)) is not None:
+            self.logs.say(theirs)
         if self.recipe.graph and not self.processes.alone_on_a_gpu:
             found = f"{self.processes.world} process(es) on {self.processes.device.type}"
             self.logs.say(f"no CUDA graph, which is for one process on a GPU: this run has {found}")
@@ -253,6 +259,12 @@ class Run:
         """Evaluate, log, and return the score, where more is better."""
         split = self.task.watched
         figures = self.watched = self._figures(split)
+        if not math.isfinite(figures["loss"]):
+            raise Stopped(
+                f"diverged by step {done}: the loss on the {split} split is {figures['loss']}; the last checkpoint: "
+                f"{self.processes.agree(_last_checkpoint(self.recipe))}; try a lower optimizer.lr or a "
+                "regularise.clip, with another out="
+            )
         self.logs.evaluation({"step": done, "epoch": round(done / self.per_epoch, 4), **figures}, split)
         name, way = self.task.best
         return figures[name] if way == "max" else -figures[name]

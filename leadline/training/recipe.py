@@ -45,7 +45,7 @@ class Optimizer(Section):
     """AdamW, or Adam, whose weight decay is an L2 penalty. Norms, biases, positions and strengths do not decay."""
 
     name: Literal["adamw", "adam"] = "adamw"
-    lr: Positive = 1e-3
+    lr: Annotated[float, Field(gt=0, le=1e30)] = 1e-3  # float32 holds little more
     betas: tuple[Share, Share] = (0.9, 0.999)
     eps: Positive = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.05

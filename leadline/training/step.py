@@ -145,11 +145,12 @@ class Step:
         self.sums += torch.stack(list(values.values()))
 
     def _keep(self, old: Carry, new: Carry) -> Carry:
-        """What is carried to the next step; in place where it can be, unchanged after a step that went wrong."""
+        """What is carried to the next step; in place where it can be, unchanged after a step that went wrong. A step
+        that only the loss scale was too large for has been read all the same."""
         if old is None or new is None or [t.shape for t in old] != [t.shape for t in new]:
             return new
         for before, after in zip(old, new, strict=True):
-            before.copy_(torch.where(self.skip > 0, before, after))
+            before.copy_(torch.where(self.failed_at >= 0, before, after))
         return old
 
     def read(self, steps: int) -> dict[str, float]:

@@ -50,6 +50,13 @@ def test_boxes_have_the_wanted_area_and_shape() -> None:
     assert reached > 0.005  # the last place too
 
 
+@pytest.mark.parametrize("ratio", [(17.0, 20.0), (100.0, 200.0), (0.01, 0.02)])
+def test_a_box_has_at_least_a_pixel(ratio: tuple[float, float]) -> None:
+    boxes = random_boxes(torch.rand(4, 20, 10), (8, 8), (0.5, 1.0), ratio)
+    assert (boxes[:, 2:] >= 1).all()
+    assert resize(torch.ones(20, 3, 8, 8), 4, boxes).isfinite().all()
+
+
 def test_where_no_box_fits_the_middle_is_taken() -> None:
     none = torch.ones(4, 2, 10) * 0.999  # all of the area, twice as wide as high: never fits
     boxes = random_boxes(none, (32, 32), (1.0, 1.0), (2.0, 2.0))

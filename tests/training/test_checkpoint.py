@@ -56,33 +56,36 @@ def kill_at(monkeypatch):
     return start
 
 
-def save_two(out):
+def save_some(out):
     save(out, 1, write(1))
     save(out, 2, write(2))
+    prune(out, 1)
+    save(out, 2, write(2))  # again, as when its evaluation is made up
     prune(out, 1)
 
 
 def test_a_kill_at_any_instant_leaves_a_whole_one(tmp_path, kill_at):
     accesses = kill_at(-1)
-    save_two(tmp_path / "count")
+    save_some(tmp_path / "count")
     needed = accesses["now"]
     assert needed > 20
-    steps = set()
+    steps = []
     for instant in range(needed):
         out = tmp_path / str(instant)
         kill_at(instant)
         with pytest.raises(Killed):
-            save_two(out)
+            save_some(out)
         kill_at(-1)
         found = newest(out)
-        steps.add(found and found.step)
+        steps.append(found.step if found else 0)
         for step, folder in listed(out):  # what has the name of a checkpoint is one
             assert check(folder).step == step
             assert torch.equal(check(folder).tensors("model")["w"], torch.full((50,), float(step)))
         save(out, 3, write(3))  # and the rubbish is in nobody's way
         prune(out, 1)
         assert [path.name for path in out.iterdir()] == ["step-000003"]
-    assert steps == {None, 1, 2}
+    assert set(steps) == {0, 1, 2}
+    assert steps == sorted(steps)  # what was there stays there
 
 
 def test_a_damaged_one_is_passed_over(tmp_path):
@@ -135,6 +138,22 @@ def test_a_full_disk_is_said_and_what_there_was_is_intact(tmp_path, monkeypatch)
     assert caught.value.code == 1
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
     assert newest(tmp_path).step == 1
+
+
+def test_one_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    save(tmp_path, 1, write(1, score=0.5))
+    rename = Path.rename
+
+    def fails(path, target):
+        if path.name.startswith(".new-"):
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(Stopped, match=r"Input/output error.*step-000001 is intact"):
+        save(tmp_path, 1, write(1))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+    assert newest(tmp_path).state["score"] == 0.5
 
 
 def test_no_pickle(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from training_toys import Poisoned, ToyBatches, ToyTask, assert_same_run, log_of, tensors_of, toy_recipe
+from training_toys import CarryTask, Poisoned, ToyBatches, ToyTask, assert_same_run, log_of, tensors_of, toy_recipe
 
 import leadline as ll
 from leadline.data.base import mix_seed
@@ -209,6 +209,47 @@ def test_the_weights_before_the_bad_step_are_kept(tmp_path):
     for one, other in zip(bad.weights.local, good.weights.local, strict=True):
         assert torch.equal(one, other)
         assert torch.equal(bad.optimizer.state[one]["exp_avg"], good.optimizer.state[other]["exp_avg"])
+
+
+def test_a_last_step_that_breaks_the_weights_is_noticed(tmp_path):
+    """Its own loss was finite, and no step comes after it."""
+    hot = {"optimizer": {"lr": 1e30}, "length": "1 step", "schedule": {"warmup": 0}}
+    with pytest.raises(Stopped, match="diverged by step 1: the loss on the valid split is nan; the last"):
+        train(toy_recipe(tmp_path, **hot), make_task=ToyTask)
+    assert not (tmp_path / "summary.json").exists()
+    assert find_checkpoint(tmp_path, "last") is None
+
+
+def test_what_is_carried_goes_on_where_only_the_loss_scale_was_too_large(tmp_path, monkeypatch):
+    """Such a step changes no weight, but it has read its part of the text."""
+    monkeypatch.setattr("leadline.training.step.FIRST_SCALE", 2.0**40)
+    recipe = toy_recipe(tmp_path, precision="fp16", batch={"size": 96})
+    processes = join(recipe)
+    task = CarryTask(recipe, processes.device)
+    step = prepare_step(recipe, task, task.make_model(), processes, LearningRate(recipe.schedule, 3e-3, 12, 1))
+    carried = []
+    for number in range(3):
+        step(number)
+        assert step.skip == 1
+        assert step.failed() is None
+        carried.append(step.carry[0][0].clone())
+    assert not torch.equal(carried[0], carried[1])
+    assert not torch.equal(carried[1], carried[2])
+
+
+def test_more_threads_than_cores_are_refused(tmp_path):
+    with pytest.raises(LeadlineError, match=r"threads is 100000 and this machine has \d+ cores; give at most these"):
+        train(toy_recipe(tmp_path, threads=100000), make_task=ToyTask)
+
+
+def test_what_was_told_to_others_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    train(toy_recipe(tmp_path, length="1 step", schedule={"warmup": 0}), make_task=ToyTask)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "accelerate's mixed_precision is bf16; the recipe's precision counts, which is float32" in said
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(LeadlineError, match="PMI_SIZE is 2: MPI has started several processes"):
+        train(toy_recipe(tmp_path / "mpi"), make_task=ToyTask)
 
 
 def test_a_gradient_that_breaks_and_one_that_explodes(tmp_path):

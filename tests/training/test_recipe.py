@@ -50,6 +50,12 @@ LEAST = {"model": {"name": "vit_tiny"}, "data": {"name": "digits"}, "length": 3}
         ({"augment": {"scale": [0.5, 1.0]}}, "augment: scale is given and crop is not 'resized'"),
         ({"augment": {"crop": "resized", "padding": 2}}, "augment: padding is given and crop is not 'pad'"),
         ({"augment": {"mix_prob": 0.5}}, "augment: mix_prob is given and neither mixup nor cutmix is on"),
+        ({"augment": {"mixup": 0.8, "switch_prob": 0.2}}, "augment: switch_prob is given and mixup and cutmix are not"),
+        ({"optimizer": {"lr": 1e39}}, r"optimizer.lr is 1e\+39: input should be less than or equal to 10"),
+        (
+            {"data": {"name": "digits", "std": [1e-60]}},
+            "data.std.0 is 1e-60: input should be greater than or equal",
+        ),
         ({"augment": {"crop": "resized", "scale": [0, 0]}}, r"augment.scale: \[0.0, 0.0\] leaves nothing of an image"),
         ({"schedule": {"start": 0.5}}, "schedule: start is given and there is no warmup, so it would do nothing"),
         ({"schedule": {"factor": 0.5}}, "schedule: factor is given and name is 'cosine'"),

@@ -46,7 +46,7 @@ class VisionData(Section):
     valid: Share = 0.0
     limit: Annotated[int, Field(ge=1)] | None = None
     mean: tuple[float, ...] | None = None  # None: the set's own
-    std: tuple[Annotated[float, Field(gt=0)], ...] | None = None
+    std: tuple[Annotated[float, Field(ge=1e-4)], ...] | None = None  # of pixels in [0, 1]
     store: Literal["auto", "memory", "workers"] = "auto"
     workers: Annotated[int, Field(ge=0)] | None = None  # None: most of the cores
     cache: Place | None = None  # None: $LEADLINE_CACHE or ~/.cache/leadline
@@ -89,7 +89,8 @@ class Augment(Section):
         box = None if self.crop == "resized" else "crop is not 'resized'"
         mix = None if self.mixup or self.cutmix else "neither mixup nor cutmix is on"
         pad = None if self.crop == "pad" else "crop is not 'pad'"
-        refuse_idle(self, {"padding": pad, "scale": box, "ratio": box, "mix_prob": mix, "switch_prob": mix})
+        switch = None if self.mixup and self.cutmix else "mixup and cutmix are not both on"
+        refuse_idle(self, {"padding": pad, "scale": box, "ratio": box, "mix_prob": mix, "switch_prob": switch})
         return self
 
 
