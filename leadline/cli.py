@@ -242,6 +242,10 @@ def cure(
     alpha: Annotated[float | None, typer.Option(help="Weight of the layer's input, in [0, 1).")] = None,
     alpha_prime: Annotated[float | None, typer.Option(help="Weight of the carried scores, in [0, 1).")] = None,
     de_escalation: Annotated[float | None, typer.Option(help="tau, the part of the token mean to take out.")] = None,
+    de_escalation_at: Annotated[
+        str | None,
+        typer.Option(help="'block-end', 'ffn-input' or 'attention-input'; the model's own place, or the block's end."),
+    ] = None,
     layer: Annotated[
         list[int] | None, typer.Option(help="Cure this layer, counted from 0; may be repeated. All unless given.")
     ] = None,
@@ -253,7 +257,13 @@ def cure(
     with _bars(Console(stderr=True), silent=as_json) as progress:
         progress("curing", 0, None)
         saved = cure_folder(
-            folder, out, alpha=alpha, alpha_prime=alpha_prime, de_escalation=de_escalation, layers=layer
+            folder,
+            out,
+            alpha=alpha,
+            alpha_prime=alpha_prime,
+            de_escalation=de_escalation,
+            layers=layer,
+            de_escalation_at=de_escalation_at,
         )
     if as_json:
         print(json.dumps({"folder": str(saved)}))

@@ -46,6 +46,25 @@ def run(*arguments):
     return CliRunner().invoke(app, ["generate", *map(str, arguments)], catch_exceptions=False)
 
 
+@pytest.mark.parametrize("name", ["gpt2_small", "transformer_xl_base"])
+@pytest.mark.parametrize("temperature", [0, 20])
+def test_ids_that_no_token_has_are_not_written(tmp_path, name, temperature):
+    """A vocabulary filled up to a round number: here most of it."""
+    build(name, vocab_size=2000).save(tmp_path)
+    save_tokenizer(ByteTokenizer(), tmp_path)
+    model, tokenizer = open_language_model(tmp_path, "cpu")
+    ids = torch.tensor(tokenizer.encode("lead").astype("int64"))[None]
+    free = model.generate(ids, 20, temperature=temperature, generator=torch.Generator().manual_seed(0))
+    assert (free >= tokenizer.vocab_size).any() or temperature == 0
+    options = {"temperature": temperature, "generator": torch.Generator().manual_seed(0), "vocabulary": 256}
+    told = torch.cat(list(stream_tokens(model, ids, 20, **options)), 1)[0].tolist()
+    assert max(told) < tokenizer.vocab_size
+    options = {"temperature": temperature, "generator": torch.Generator().manual_seed(0)}
+    assert "lead" + "".join(write(model, tokenizer, "lead", 20, **options)) == tokenizer.decode(
+        [*ids[0].tolist(), *told]
+    )
+
+
 @pytest.mark.parametrize("name", ["gpt2_small", "llama", "transformer_xl_base"])
 def test_writes_what_the_model_generates(tmp_path, name):
     extra = {"kv_heads": 1, "ffn": 20} if name == "llama" else {}

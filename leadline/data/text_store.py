@@ -25,7 +25,7 @@ from leadline.data.text_tokenizers import (
 )
 from leadline.errors import LeadlineError
 
-_FORMAT = 2  # changes when what is stored changes
+_FORMAT = 3  # changes when what is stored changes
 _LEARNT = {"word": 2, "bpe": 1}  # the same for vocabularies
 _TOKENS, _SIZES = "tokens.npy", "sizes.json"
 _T = TypeVar("_T")
@@ -37,7 +37,7 @@ class Sizes:
 
     bytes: int  # of UTF-8
     words: int  # as WikiText counts them, every line's end included
-    unknown: int = 0  # words that became <unk> though they were not
+    unknown: int = 0  # words that became the tokenizer's unknown one though they were not
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,9 @@ def _write(blocks: Iterator[str], where: str, tokenizer: Tokenizer, folder: Path
 
 def _unknown(ids: np.ndarray, text: str, tokenizer: Tokenizer) -> int:
     marker = getattr(tokenizer, "unknown", None)
-    return 0 if marker is None else int((ids == marker).sum()) - text.split().count("<unk>")
+    if marker is None:
+        return 0
+    return max(0, int((ids == marker).sum()) - text.split().count(tokenizer.unknown_word))  # type: ignore[attr-defined]
 
 
 def _made(

@@ -70,7 +70,7 @@ class WordTokenizer:
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)
         self.ids = {word: i for i, word in enumerate(self.words)}
-        self.unknown = self.ids[UNKNOWN]
+        self.unknown, self.unknown_word = self.ids[UNKNOWN], UNKNOWN
 
     @classmethod
     def train(cls, blocks: Iterable[str], vocab_size: int | None = None) -> WordTokenizer:
@@ -116,9 +116,12 @@ class PairTokenizer:
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
+        inner.no_truncation()  # a tokenizer may have been saved with what it last cut its texts to
+        inner.no_padding()
         # GPT-2's way to part a text is the same before and after a line's end with no blanks around it
         self.parts = isinstance(inner.pre_tokenizer, need("tokenizers.pre_tokenizers", "hub").ByteLevel)
         self.unknown = None if self.parts else _unknown_in(inner)  # bytes are never unknown
+        self.unknown_word = None if self.unknown is None else inner.id_to_token(self.unknown)
 
     @classmethod
     def train(cls, blocks: Iterable[str], vocab_size: int = 16384) -> PairTokenizer:

@@ -28,8 +28,10 @@ def stream_tokens(
     top_p: float | None = None,
     stop: int | None = None,
     generator: torch.Generator | None = None,
+    vocabulary: int | None = None,
 ) -> Iterator[Tensor]:
-    """Yield the tokens after ids (B, M) one by one, (B, 1) each; options as ``Decoder.generate`` has them.
+    """Yield the tokens after ids (B, M) one by one, (B, 1) each; options as ``Decoder.generate`` has them, and
+    ``vocabulary``, the number of tokens that there are where a model's vocabulary is filled up.
 
     A decoder whose positions are used up goes on with the later half of what it has seen.
     """
@@ -38,7 +40,8 @@ def stream_tokens(
     check_sampling(temperature, top_k, top_p)
     if getattr(model.config, "de_escalation_form", "causal") == "leaky":
         raise LeadlineError("this model de-escalates in the leaky form, which knows the future; it cannot write text")
-    return _stream(model, ids, max_new_tokens, cache, (temperature, top_k, top_p), stop, generator)
+    choice = (temperature, top_k, top_p)
+    return _stream(model, ids, max_new_tokens, cache, choice, stop, generator, vocabulary)
 
 
 def _stream(
@@ -49,6 +52,7 @@ def _stream(
     choice: tuple[float, int | None, float | None],
     stop: int | None,
     generator: torch.Generator | None,
+    vocabulary: int | None,
 ) -> Iterator[Tensor]:
     was_training = model.training
     model.eval()
@@ -58,7 +62,7 @@ def _stream(
     try:
         for _ in range(max_new_tokens):
             with torch.no_grad():
-                new = _choose(step(fresh), *choice, generator)
+                new = _choose(step(fresh)[:, :vocabulary], *choice, generator)
             if stop is not None:
                 new = new.masked_fill(finished, stop)
                 finished = finished | (new == stop)

@@ -57,6 +57,10 @@ class TransformerXLConfig(BlockConfig):
                 "with 'softmax'"
             )
 
+    @property
+    def causal_mean(self) -> bool:
+        return self.de_escalation_form == "causal"
+
 
 class TransformerXL(Model):
     """``model(ids (B, M), memory=None, targets=None) -> (log-probabilities (B, M, V) or the mean loss, memory)``.
@@ -124,9 +128,8 @@ class RelativeStack(TransformerStack):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         last = max(config.depth - 1, 1)
-        leaky = config.de_escalation_form == "leaky"
         blocks = 1 if config.shared_layers else config.depth
-        nn.ModuleList.__init__(self, (RelativeBlock(config, config.drop_path * i / last, leaky) for i in range(blocks)))
+        nn.ModuleList.__init__(self, (RelativeBlock(config, config.drop_path * i / last) for i in range(blocks)))
         self.depth = config.depth
         self.head_dim = config.dim // config.heads if config.head_dim is None else config.head_dim
 

@@ -40,6 +40,7 @@ class BlockConfig:
     qkv_bias: bool = True
     bias: bool = True  # of the other linear maps
     dropout: float = 0.0  # of what a branch adds
+    hidden_dropout: float = 0.0  # of the hidden layer of the MLP
     attention_dropout: float = 0.0
     drop_path: float = 0.0  # at the last block, growing linearly from 0 at the first
 
@@ -91,12 +92,21 @@ class BlockConfig:
         )
 
     @property
+    def causal_mean(self) -> bool:
+        """Whether de-escalation takes the mean of the tokens before, and not of all."""
+        return self.causal
+
+    @property
     def attention_options(self) -> dict[str, Any]:
         """What every kind of attention takes from here."""
         alpha, alpha_prime = self.strengths
         same = ("dim", "heads", "start", "kv_heads", "head_dim", "learnable_alpha", "learnable_alpha_prime", "qkv_bias")
         options = {name: getattr(self, name) for name in same}
         return {**options, "alpha": alpha, "alpha_prime": alpha_prime, "dropout": self.attention_dropout}
+
+
+def make_de_escalation(c: BlockConfig) -> DeEscalation | None:
+    return DeEscalation(c.de_escalation, c.learnable_de_escalation, c.causal_mean) if c.de_escalation else None
 
 
 class TransformerBlock(nn.Module):
@@ -123,13 +133,11 @@ class TransformerBlock(nn.Module):
             max_steps=c.solver_steps,
         )
         hidden = 4 * c.dim if c.ffn is None else c.ffn
-        self.mlp = MLP(c.dim, hidden, c.mlp, c.bias) if hidden else None
+        self.mlp = MLP(c.dim, hidden, c.mlp, c.bias, c.hidden_dropout) if hidden else None
         with_norm = c.norm != "none"
         self.norm1 = make_norm(c.norm_kind, c.dim, c.norm_eps) if with_norm else nn.Identity()
         self.norm2 = make_norm(c.norm_kind, c.dim, c.norm_eps) if with_norm and hidden else nn.Identity()
-        self.de_escalation = (
-            DeEscalation(c.de_escalation, c.learnable_de_escalation, c.causal) if c.de_escalation else None
-        )
+        self.de_escalation = make_de_escalation(c)
         self.dropout = nn.Dropout(c.dropout)
         self.drop_path = DropPath(drop_path)
 

@@ -25,20 +25,21 @@ def make_norm(kind: str, dim: int, eps: float) -> nn.Module:
 
 
 class MLP(nn.Module):
-    """phi(x W_1) W_2, or with SwiGLU (silu(x W_g) * (x W_1)) W_2."""
+    """phi(x W_1) W_2, or with SwiGLU (silu(x W_g) * (x W_1)) W_2; ``dropout`` before W_2."""
 
-    def __init__(self, dim: int, hidden: int, kind: str = "gelu", bias: bool = True) -> None:
+    def __init__(self, dim: int, hidden: int, kind: str = "gelu", bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
         check_choice("mlp", kind, ACTIVATIONS)
         self.kind = kind
         self.gate = nn.Linear(dim, hidden, bias=bias) if kind == "swiglu" else None
         self.fc1 = nn.Linear(dim, hidden, bias=bias)
         self.fc2 = nn.Linear(hidden, dim, bias=bias)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         act = ACTIVATIONS[self.kind]
         hidden = act(self.fc1(x)) if self.gate is None else act(self.gate(x)) * self.fc1(x)
-        return self.fc2(hidden)
+        return self.fc2(self.dropout(hidden))
 
 
 class DropPath(nn.Module):

@@ -76,14 +76,12 @@ class RelativeBlock(TransformerBlock):
 
     A layer remembers what its attention took in, (B, m, d), and, when it is de-escalated causally, the tokens at
     the place of de-escalation too: the mean then runs over what attention sees, the memory and the segment so far.
-    ``leaky`` de-escalation takes the mean over the whole segment, its future included (TSE 21 as printed).
+    The leaky form takes the mean over the whole segment, its future included (TSE 21 as printed).
     """
 
-    def __init__(self, config: BlockConfig, drop_path: float = 0.0, leaky: bool = False) -> None:
+    def __init__(self, config: BlockConfig, drop_path: float = 0.0) -> None:
         super().__init__(config, drop_path)
         self.attention = RelativeAttention(config)
-        if self.de_escalation is not None:
-            self.de_escalation.causal = not leaky
 
     def forward(  # type: ignore[override]
         self, x: Tensor, state: Memory | None = None, memory: Memory | None = None, *, keep: int, **positions: Tensor

@@ -56,7 +56,7 @@ def cure_folder(
     alpha_prime: float | None = None,
     de_escalation: float | None = None,
     layers: Iterable[int] | None = None,
-    de_escalation_at: str = "block-end",
+    de_escalation_at: str | None = None,
     start: str = "zero",
 ) -> Path:
     """Cure the checkpoint in ``folder``, ours or one of transformers, and save it in ``out``; returns ``out``.

@@ -21,7 +21,7 @@ def cure(
     alpha_prime: float | None = None,
     de_escalation: float | None = None,
     layers: Iterable[int] | None = None,
-    de_escalation_at: str = "block-end",
+    de_escalation_at: str | None = None,
     start: str = "zero",
 ) -> Module:
     """Put Hopfield attention or de-escalation into a model, in place, and return it; ``uncure`` takes it out.
@@ -32,7 +32,8 @@ def cure(
     alpha_prime       weight of the scores carried from the layers before; in [0, 1).
     de_escalation     tau, the share of the token mean that is taken out, in [0, 1]; causal where the model is.
     layers            the layers to cure; all unless given. Scores are carried within each run of cured layers.
-    de_escalation_at  "block-end", "ffn-input" or "attention-input".
+    de_escalation_at  "block-end", "ffn-input" or "attention-input"; unless given, where our own model has its place
+                      for it, and the end of the block in others.
     start             what the first layer does without carried scores: "zero" or "scores".
 
     At least one strength must be given; 0 does nothing and keeps the original attention function. A model that is
@@ -52,7 +53,7 @@ def cure(
         float(alpha or 0),
         float(alpha_prime or 0),
         float(de_escalation or 0),
-        de_escalation_at,
+        de_escalation_at or "block-end",
         start,
         layers=(),
         depth=0,

@@ -7,7 +7,8 @@ from typing import Any
 
 from leadline.errors import LeadlineError
 from leadline.models import Model
-from leadline.nn import BlockConfig, DeEscalation
+from leadline.nn import BlockConfig
+from leadline.nn.block import make_de_escalation
 
 PLACE = "_leadline_cure"  # attribute of a cured model
 
@@ -17,7 +18,7 @@ def install(
     alpha: float | None,
     alpha_prime: float | None,
     de_escalation: float | None,
-    de_escalation_at: str,
+    de_escalation_at: str | None,
     start: str,
     layers: Any,
 ) -> None:
@@ -36,7 +37,10 @@ def install(
     if alpha_prime is not None:
         changes["start"] = start
     if de_escalation is not None:
-        changes["de_escalation"], changes["de_escalation_at"] = float(de_escalation), de_escalation_at
+        changes["de_escalation"] = float(de_escalation)
+        changes["de_escalation_at"] = de_escalation_at or old.de_escalation_at
+        if not de_escalation and hasattr(old, "de_escalation_form"):  # what is not there leaks nothing
+            changes["de_escalation_form"] = "causal"
     new = replace(old, **changes)  # refuses what does not go together
     model.__dict__[PLACE] = old
     _apply(model, new)
@@ -60,7 +64,7 @@ def _apply(model: Model, config: BlockConfig) -> None:
         block.config = config
         block.attention.alpha.value, block.attention.alpha_prime.value = alpha, alpha_prime
         block.attention.start = config.start
-        if (was.de_escalation, was.de_escalation_at) != (config.de_escalation, config.de_escalation_at):
-            tau = config.de_escalation
-            block.de_escalation = DeEscalation(tau, causal=config.causal).train(block.training) if tau else None
+        if (was.de_escalation, was.causal_mean) != (config.de_escalation, config.causal_mean):
+            block.de_escalation = make_de_escalation(config)
+            block.train(block.training)
     model.config = config

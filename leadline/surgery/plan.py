@@ -58,7 +58,11 @@ class Plan:
 
 
 def check_strengths(
-    alpha: float | None, alpha_prime: float | None, de_escalation: float | None, de_escalation_at: str, start: str
+    alpha: float | None,
+    alpha_prime: float | None,
+    de_escalation: float | None,
+    de_escalation_at: str | None,
+    start: str,
 ) -> None:
     """Something must be given, and each strength lie in its interval."""
     if alpha is None and alpha_prime is None and de_escalation is None:
@@ -74,7 +78,8 @@ def check_strengths(
             raise LeadlineError(f"{name} is {value!r}; it must be a number")
         if not (0 <= value < 1 or (top and value == 1)):
             raise LeadlineError(f"{name} is {value}; it must lie in {'[0, 1]' if top else '[0, 1)'}, 0 does nothing")
-    check_choice("de_escalation_at", de_escalation_at, SITES)
+    if de_escalation_at is not None:
+        check_choice("de_escalation_at", de_escalation_at, SITES)
     check_choice("start", start, ("zero", "scores"))
 
 

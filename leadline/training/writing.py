@@ -77,6 +77,7 @@ def write(
         warnings.warn(f"the prompt has {len(ids)} tokens; the model sees the last {most} of them", stacklevel=2)
         ids = ids[-most:]
     first = torch.tensor(ids.astype("int64"), device=device)[None]
+    options["vocabulary"] = tokenizer.vocab_size  # the model's may be filled up with ids that no token has
     stream = stream_tokens(model, first, tokens, cache, **options)  # type: ignore[arg-type]
     return _decoded(stream, tokenizer, ids.tolist())
 
@@ -89,7 +90,7 @@ def _decoded(stream: Iterator[torch.Tensor], tokenizer: Tokenizer, before: list[
     """
     fresh: list[int] = []
     for new in stream:
-        fresh.append(min(int(new), tokenizer.vocab_size - 1))  # a padded vocabulary has ids that no token has
+        fresh.append(int(new))
         piece = tokenizer.decode(before + fresh)[len(tokenizer.decode(before)) :]
         if piece and not piece.endswith(_BROKEN):
             yield piece

@@ -274,6 +274,19 @@ def test_a_tokenizer_of_transformers_is_read(tmp_path):
     assert load_tokenizer(tmp_path).encode(PROSE).tolist() == fast(PROSE)["input_ids"]
 
 
+def test_a_tokenizer_saved_with_truncation_and_padding_reads_all(tmp_path):
+    """As a script leaves it that has cut its texts to a length."""
+    tokenizer = PairTokenizer.train([PROSE * 20], 300)
+    wanted = tokenizer.encode(PROSE * 3).tolist()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.inner, pad_token="<pad>")
+    fast([PROSE], truncation=True, max_length=4, padding="max_length")
+    fast.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert saved["truncation"]
+    assert saved["padding"]
+    assert load_tokenizer(tmp_path).encode(PROSE * 3).tolist() == wanted
+
+
 def folder(tmp_path, text=WIKI):
     root = tmp_path / "data"
     root.mkdir(exist_ok=True)
@@ -324,6 +337,9 @@ def test_an_unknown_token_of_any_tokenizer_is_counted(tmp_path):
     tokenizer = load_tokenizer(tmp_path)
     assert encode_text("lead line of lead", tokenizer).sizes.unknown == 1
     assert encode_text("lead line", tokenizer).sizes.unknown == 0
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "<unk>": 1, "line": 2}, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    assert encode_text("<unk> line <unk> lead", PairTokenizer(inner)).sizes.unknown == 1  # <unk> is a word to it
     pieces = tokenizers.Tokenizer(tokenizers.models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0))
     assert encode_text("aab", PairTokenizer(pieces)).sizes.unknown == 1
 

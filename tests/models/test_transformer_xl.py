@@ -285,3 +285,38 @@ def test_can_be_probed_cured_and_saved(tmp_path):
     assert torch.equal(same(text())[0], cured)
     model.save(tmp_path)
     assert torch.equal(ll.load(tmp_path)(text())[0], cured)
+
+
+def test_a_leaky_model_is_probed_cured_and_uncured_bit_for_bit(tmp_path):
+    """The form stays what the configuration says; tau 0 takes the leak out with it."""
+    deep = {"depth": 40, "dim": 32, "heads": 4, "ffn": 8, "max_tokens": 16, "init": "xavier", "gain": 3.0}
+    model = ll.create_model(
+        "transformer_xl_base", **{**SIZES, **deep}, de_escalation=0.1, de_escalation_form="leaky"
+    ).eval()
+    before = model(text())[0]
+    assert ll.probe(model, text()).verdict.kind == "collapse"  # so cures were tried
+    assert torch.equal(model(text())[0], before)
+    ll.cure(model, de_escalation=0.5)
+    cured, memory = model(text())
+    assert len(memory) == model.config.depth  # the causal form would remember the tokens at its place too
+    model.save(tmp_path)
+    assert torch.equal(ll.load(tmp_path)(text())[0], cured)
+    ll.uncure(model)
+    assert torch.equal(model(text())[0], before)
+    ll.cure(model, de_escalation=0.0)
+    assert (model.config.de_escalation, model.config.de_escalation_form) == (0.0, "causal")
+    other = text().clone()
+    other[:, -1] = (other[:, -1] + 1) % V
+    assert torch.equal(model(other)[0][:, :-1], model(text())[0][:, :-1])
+
+
+def test_dropout_of_the_hidden_layer_is_the_published_one():
+    """Linear, ReLU, dropout, Linear, dropout."""
+    block = build(hidden_dropout=0.5, dropout=0.0).blocks[0].train()
+    x = torch.randn(50, 12, dtype=torch.float64)
+    hidden = F.relu(block.mlp.fc1(x))
+    torch.manual_seed(5)
+    found = block.mlp(x)
+    torch.manual_seed(5)
+    torch.testing.assert_close(found, block.mlp.fc2(F.dropout(hidden, 0.5)))
+    torch.testing.assert_close(block.eval().mlp(x), block.mlp.fc2(hidden))

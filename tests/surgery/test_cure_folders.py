@@ -6,8 +6,10 @@ import cure_zoo as zoo
 import pytest
 import torch
 import transformers as T
+from typer.testing import CliRunner
 
 import leadline as ll
+from leadline.cli import app
 from leadline.errors import LeadlineError
 from leadline.surgery import cure, cure_folder, is_cured_folder, load_cured, uncure
 
@@ -155,6 +157,18 @@ def test_a_cure_that_our_model_has_already_is_refused(tmp_path):
         cure_folder(tmp_path / "cured", tmp_path / "again", alpha=0.5)
     assert not (tmp_path / "again").exists()
     assert ll.load(cure_folder(tmp_path / "cured", tmp_path / "other", alpha=0.2)).config.alpha == 0.2
+
+
+def test_another_tau_stays_at_the_place_that_the_model_has(tmp_path):
+    sizes = {"depth": 1, "dim": 16, "heads": 2, "vocab_size": 20, "max_tokens": 8}
+    ll.create_model("gpt2_small", **sizes, de_escalation=1.0, de_escalation_at="ffn-input").save(tmp_path / "own")
+    with pytest.raises(ll.LeadlineError, match=r"de_escalation 1.0, at ffn-input already"):
+        cure_folder(tmp_path / "own", tmp_path / "same", de_escalation=1.0)
+    config = ll.load(cure_folder(tmp_path / "own", tmp_path / "less", de_escalation=0.5)).config
+    assert (config.de_escalation, config.de_escalation_at) == (0.5, "ffn-input")
+    words = ["cure", str(tmp_path / "own"), "--de-escalation", ".5", "--de-escalation-at", "block-end", "--out"]
+    assert CliRunner().invoke(app, [*words, str(tmp_path / "moved")]).exit_code == 0
+    assert ll.load(tmp_path / "moved").config.de_escalation_at == "block-end"
 
 
 def damaged(tmp_path, **changes):
