@@ -400,7 +400,8 @@ def evaluate(
         return
     for note in found.notes:
         Console(stderr=True).print(f"[bold yellow]note:[/] {escape(note)}", soft_wrap=True, highlight=False)
-    figures = ", ".join(f"{name} {value:.4g}" for name, value in found.figures.items())
+    shown = {name: value if isinstance(value, int) else f"{value:.4g}" for name, value in found.figures.items()}
+    figures = ", ".join(f"{name} {value}" for name, value in shown.items())
     step = f" at step {found.step}" if found.step else ""
     print(f"{split}: {figures}{step} ({found.checkpoint})")
     Console().print(found.report.table(brief=Console().width < 130))

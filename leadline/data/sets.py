@@ -114,6 +114,8 @@ def parquet_files(folder: Path, split: str, hub: str) -> list[Path]:
         for at in (folder, *_folders(folder))
     }
     found = {at: files for at, files in places.items() if files}
+    if not folder.exists():
+        raise LeadlineError(f"{folder} does not exist; give the folder of a copy of {hub!r}")
     if not found:
         raise LeadlineError(f"no {split}-*.parquet in {folder} or a folder in it; give the folder of a copy of {hub!r}")
     if len(found) > 1:

@@ -26,9 +26,9 @@ A *shape* claim is what a paper concludes, and a false one makes the command fai
 numbers of ours without a counterpart, reported either way. ± after a figure is its standard deviation over seeds,
 after a difference its standard error, the seeds taken in pairs. A layer has a peak at cosine 1 where at least
 {least:.0%} of its token pairs lie above {near:g}, and more densely than between {side:g} and {near:g}. What the probe
-says of trained models (similarity, peaks, shares of pairs, violins) is of the first seed where no ± stands with it, on as
-many inputs as the setting calls `probed`; a training loss at the end is the mean over the last tenth of the run. Seconds
-are those of the last call, which takes up the runs of earlier ones.
+says of trained models (similarity, peaks, shares of pairs, violins) is of the first seed where no ± stands with it, on
+as many inputs as the setting calls `probed`; a training loss at the end is the mean over the last tenth of the run.
+Seconds are those of the last call, which takes up the runs of earlier ones.
 """
 INTRODUCTION = """\
 # Results at initialisation

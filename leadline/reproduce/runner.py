@@ -84,8 +84,9 @@ def run_entries(
             console.print(f"{heading}  [dim]finished before[/]")
         else:
             console.print(heading)
-            if entry.images and embedded:
-                console.print(f"[yellow]{EMBEDDED}[/]")
+        if entry.images and embedded:
+            console.print(f"  [yellow]{EMBEDDED}[/]")
+        if summary is None:
             store.fresh(folder)
             context = Context(
                 entry.setting,
@@ -167,7 +168,8 @@ def _show(summary: dict[str, Any], console: Console) -> None:
         table.add_row(escape(claim["name"]), claim["kind"], *numbers, claim["tolerance"], holds)
     console.print(table)
     for note in summary["notes"]:
-        console.print(f"  {escape(note)}", highlight=False)
+        if note != EMBEDDED:  # said at the beginning
+            console.print(f"  {escape(note)}", highlight=False)
     console.print(f"  [dim]{summary['seconds']:.1f} s[/]")
 
 

@@ -73,10 +73,12 @@ def effort(found: Mapping[Any, Sequence[Record]], more: Sequence[Record] = ()) -
     records = [record for kept in found.values() for record in kept] + list(more)
     seconds = sum(record["seconds"] or 0.0 for record in records)
     devices = sorted({record["device"] for record in records if record["device"]})
-    runs = "1 run" if len(records) == 1 else f"{len(records)} runs"
+    on = " and ".join(devices) or "no device"
+    if len(records) == 1:
+        return f"1 run, {seconds:.0f} s of training, on {on}."
     return (
-        f"{runs}, {seconds:.0f} s of training when added up, on {' and '.join(devices) or 'no device'}; "
-        "runs that shared it took longer each than they would alone."
+        f"{len(records)} runs, {seconds:.0f} s of training when added up, on {on}; runs that shared it took longer "
+        "each than they would alone."
     )
 
 

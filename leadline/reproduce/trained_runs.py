@@ -182,7 +182,8 @@ def _recipe(context: Context, job: Job, out: Path | None = None) -> Recipe:
     if data["name"] == "text":
         data["path"] = str(context.text)
     elif context.embedded:
-        tree["augment"] = {**tree.get("augment", {}), "rand_augment": None}  # it needs colour
+        # RandAugment needs colour, and a mirrored digit is none
+        tree["augment"] = {**tree.get("augment", {}), "rand_augment": None, "flip": False}
         tree["data"] = {"name": "digits", **({"valid": data["valid"]} if "valid" in data else {})}
         model = tree["model"]
         model["patch_size"] = max(1, model.get("patch_size", 16) * 8 // data.get("image_size", 32))

@@ -216,7 +216,7 @@ def entropies(size: str, arm: str) -> Callable[[Context], Result]:
         lowest = {name: _lowest(layers) for name, layers in models.items()}
         what = "smallest mean entropy of a head against uniform attention"
         claims = [reported(f"{what}, {name}", value) for name, value in lowest.items()]
-        notes = [*diverged_note(found), _setting(context, size), effort(found)]
+        notes = [_accuracy_note(found), *diverged_note(found), _setting(context, size), effort(found)]
         if name != STANDARD:
             less, plain = lowest[name], lowest[STANDARD]
             gap = None if less is None or plain is None else less - plain
@@ -257,7 +257,9 @@ def _rows(models: Models) -> list[dict[str, Any]]:
 
 def _accuracy_note(found: Mapping[str, list[Record]]) -> str:
     said_each = ", ".join(f"{arm} {percent(values)}" for arm, values in accuracies(found).items())
-    return f"Test accuracy, %, one seed: {said_each} (both: alpha = alpha' = .5)."
+    low = [arm for arm, values in accuracies(found).items() if min(values) < 0.15]
+    guessing = f" What {' and '.join(low)} gives is little more than guessing, 10: these figures are of no trained net."
+    return f"Test accuracy, %, one seed: {said_each} (both: alpha = alpha' = .5).{guessing if low else ''}"
 
 
 def _setting(context: Context, size: str) -> str:
@@ -265,9 +267,10 @@ def _setting(context: Context, size: str) -> str:
     if setting["budget"] == "full":
         return "Trained as HOP table 3 says."
     pixels = "8 x 8 pixels in patches of 1" if context.embedded else "32 x 32 pixels in patches of 4"
+    augmented = "crops" if context.embedded else "flips and crops"
     return (
         f"ViT-{size} on {pixels} (65 tokens; HOP: 224 x 224 in patches of 16), "
-        f"{setting['epochs'][size]} epochs (HOP: 300) at batch {setting['batch']}, flips and crops only, learning rate "
+        f"{setting['epochs'][size]} epochs (HOP: 300) at batch {setting['batch']}, {augmented} only, learning rate "
         f"{setting['lrs'][size]:g} for every way: none was tuned."
     )
 

@@ -138,6 +138,8 @@ class Run:
             self.out, start, self.total, console=self.console, main=self.processes.main, tensorboard=tensorboard
         )
         held.callback(self._close_logs)
+        if start == 0:
+            self.logs.say(f"{self.total} steps, {self.total / self.per_epoch:.4g} epochs of {self.per_epoch}")
         if (theirs := ignored_precision(self.recipe)) is not None:
             self.logs.say(theirs)
         if self.recipe.graph and not self.processes.alone_on_a_gpu:
@@ -331,7 +333,7 @@ class Run:
         facts = state.load(self.step, saved)
         self.seconds, self.best, self.since = facts["seconds"], facts["best"], facts["since"]
         self.owed, self.saved = facts.get("owed", False), facts["step"]
-        if self.processes.main:
+        if self.processes.main and facts["step"] < self.total:
             line = f"going on after step {facts['step']} of {self.total}, from {self.out}"
             self.console.print(line + self._stretched(before, facts["step"]), soft_wrap=True, highlight=False)
         return facts["step"]

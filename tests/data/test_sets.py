@@ -119,6 +119,11 @@ def test_deep_pixels_are_scaled_or_refused() -> None:
         decode(buffer.getvalue(), "x")
 
 
+def test_a_copy_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(LeadlineError, match=f"{tmp_path}/no does not exist; give the folder of a copy of"):
+        open_rows("cifar10", tmp_path / "no", "train")
+
+
 @pytest.mark.parametrize("end", ["", "-0123456789abcdef"])
 def test_shards_that_lack_or_come_twice(end: str, tmp_path: Path) -> None:
     write_parquet(tmp_path / "a" / f"train-00001-of-00005{end}.parquet", [png(noise(1)[0])], label=[1])

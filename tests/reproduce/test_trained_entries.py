@@ -117,6 +117,7 @@ def test_vits_share_their_runs(tmp_path: Path) -> None:
         assert (tmp_path / "cifar10" / f"{name}.png").is_file()
     layers = rows(tmp_path / "hop-fig6" / "layers.csv")
     assert {row["way"] for row in layers} == {"standard", ".5", ".7"}
+    assert said.count("scikit-learn's digits in place of CIFAR-10") == 3  # once an entry
     assert {row["arm"] for row in rows(tmp_path / "hop-vit" / "curves.csv")} == set(COLUMNS)
     assert len(rows(tmp_path / "hop-fig16" / "entropy.csv")) == 2 * 2  # layers by heads
 
@@ -182,5 +183,6 @@ def test_the_full_budget_runs_on_digits(tmp_path: Path) -> None:
     assert recipe["augment"]["rand_augment"]
     found = trained_runs._recipe(context, Job("x", recipe))
     assert found.augment.rand_augment is None
+    assert not found.augment.flip
     assert found.augment.mixup == 0.8
     assert build_task(found, torch.device("cpu")).batches.steps_per_epoch > 0

@@ -237,6 +237,11 @@ def test_what_is_carried_goes_on_where_only_the_loss_scale_was_too_large(tmp_pat
     assert not torch.equal(carried[1], carried[2])
 
 
+def test_how_long_it_is_comes_first(tmp_path, capsys):
+    train(toy_recipe(tmp_path), make_task=ToyTask)
+    assert capsys.readouterr().err.startswith("12 steps, 2 epochs of 6\n")
+
+
 def test_more_threads_than_cores_are_refused(tmp_path):
     with pytest.raises(LeadlineError, match=r"threads is 100000 and this machine has \d+ cores; give at most these"):
         train(toy_recipe(tmp_path, threads=100000), make_task=ToyTask)
