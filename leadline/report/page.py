@@ -90,6 +90,8 @@ def render(report: Report, before: Report | None = None) -> str:
 def _subtitle(report: Report, before: Report | None) -> str:
     blocks = max(0, len(report.layers) - 1)
     words = f"{blocks} block{'' if blocks == 1 else 's'}"
+    if "checkpoint" in report.settings:
+        words += "; {checkpoint} on the {split} split of {data}".format(**report.settings)
     if before is not None:
         words += f"; compared with {before.model} before"
     return f'<p class="soft">{escape(words)}</p>'

@@ -157,7 +157,10 @@ def _check_fit(model: Any, task: VisionTask, origin: Path) -> None:
 
 
 def write_evaluation(found: Evaluation, out: Path) -> list[Path]:
-    """Figures, report and violins into a folder."""
+    """Figures, report and violins into a folder; the report says what of."""
+    found.report.settings |= {
+        "checkpoint": str(found.checkpoint), "split": found.split, "data": found.data, **found.figures
+    }  # fmt: skip
     try:
         out.mkdir(parents=True, exist_ok=True)
         files = [out / f"{REPORT}.html", out / f"{REPORT}.json", out / VIOLINS]

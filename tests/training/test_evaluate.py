@@ -50,6 +50,9 @@ def test_figures_are_those_of_the_run(run: tuple[Path, dict[str, Any]], tmp_path
     assert [layer.index for layer in report.layers] == [0, 1, 2]
     assert report.layers[1].cosines is not None
     assert report.settings["samples"] == 16
+    assert report.settings["accuracy"] == summary["test_accuracy"]
+    page = (tmp_path / "e" / "report.html").read_text()
+    assert f"2 blocks; {last.checkpoint} on the test split of digits</p>" in page
     saved = find_checkpoint(out, "best")
     assert saved is not None
     assert evaluate(out, device="cpu").checkpoint == saved.folder
