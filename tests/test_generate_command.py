@@ -374,6 +374,7 @@ def test_numbers_for_evaluation_are_checked_and_a_view_of_the_future_is_said(tmp
             CliRunner().invoke(app, [*options, f"--{option}", str(value)], catch_exceptions=False)
     said = CliRunner().invoke(app, [*options, "--memory", "0"], catch_exceptions=False)
     assert "perplexity" in said.stdout
+    assert f"tokens {len(TEXT[:200].encode())}, words" in said.stdout  # a count in full, not 2.8e+02
     assert "sees the tokens that it predicts: its figures are no perplexity" in said.stderr
     answer = json.loads(CliRunner().invoke(app, [*options, "--json"], catch_exceptions=False).stdout)
     assert "no perplexity" in answer["notes"][0]

@@ -119,10 +119,10 @@ def _write(blocks: Iterator[str], where: str, tokenizer: Tokenizer, folder: Path
 
 
 def _unknown(ids: np.ndarray, text: str, tokenizer: Tokenizer) -> int:
-    marker = getattr(tokenizer, "unknown", None)
-    if marker is None:
+    if tokenizer.unknown is None:
         return 0
-    return max(0, int((ids == marker).sum()) - text.split().count(tokenizer.unknown_word))  # type: ignore[attr-defined]
+    token, name = tokenizer.unknown
+    return max(0, int((ids == token).sum()) - text.split().count(name))
 
 
 def _made(

@@ -25,6 +25,7 @@ BETWEEN_LINES = re.compile(r"\S\n(?=\S)")
 
 class Tokenizer(Protocol):
     kind: str
+    unknown: tuple[int, str] | None  # id and name of the token for what it does not know
 
     @property
     def vocab_size(self) -> int: ...
@@ -44,6 +45,7 @@ class ByteTokenizer:
     """The bytes of UTF-8."""
 
     kind = "byte"
+    unknown: tuple[int, str] | None = None
     vocab_size = 256
 
     def encode(self, text: str) -> np.ndarray:
@@ -70,7 +72,7 @@ class WordTokenizer:
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)
         self.ids = {word: i for i, word in enumerate(self.words)}
-        self.unknown, self.unknown_word = self.ids[UNKNOWN], UNKNOWN
+        self.unknown: tuple[int, str] | None = (self.ids[UNKNOWN], UNKNOWN)
 
     @classmethod
     def train(cls, blocks: Iterable[str], vocab_size: int | None = None) -> WordTokenizer:
@@ -96,7 +98,7 @@ class WordTokenizer:
         return len(self.words)
 
     def encode(self, text: str) -> np.ndarray:
-        known, unknown = self.ids.get, self.unknown
+        known, unknown = self.ids.get, self.ids[UNKNOWN]
         return np.array([known(word, unknown) for word in _words(text)], dtype=np.uint32)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -121,7 +123,6 @@ class PairTokenizer:
         # GPT-2's way to part a text is the same before and after a line's end with no blanks around it
         self.parts = isinstance(inner.pre_tokenizer, need("tokenizers.pre_tokenizers", "hub").ByteLevel)
         self.unknown = None if self.parts else _unknown_in(inner)  # bytes are never unknown
-        self.unknown_word = None if self.unknown is None else inner.id_to_token(self.unknown)
 
     @classmethod
     def train(cls, blocks: Iterable[str], vocab_size: int = 16384) -> PairTokenizer:
@@ -156,11 +157,12 @@ class PairTokenizer:
         return self.inner.to_str()
 
 
-def _unknown_in(inner: Any) -> int | None:
-    """The id that stands for all that a tokenizer of ``tokenizers`` does not know."""
+def _unknown_in(inner: Any) -> tuple[int, str] | None:
+    """The token that stands for all that a tokenizer of ``tokenizers`` does not know."""
     model = json.loads(inner.to_str())["model"]  # by name in some kinds, by id in others
     name = model.get("unk_token")
-    return model.get("unk_id") if name is None else inner.token_to_id(name)
+    found = model.get("unk_id") if name is None else inner.token_to_id(name)
+    return None if found is None else (found, inner.id_to_token(found))
 
 
 def make_tokenizer(kind: str, blocks: Iterable[str], vocab_size: int | None = None) -> Tokenizer:

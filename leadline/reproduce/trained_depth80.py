@@ -16,6 +16,7 @@ from leadline.reproduce.trained_figures import (
     effort,
     end_loss,
     percent,
+    plus_minus,
     said,
     spread,
 )
@@ -66,8 +67,10 @@ def run(context: Context) -> Result:
         {
             "arm": arm,
             "test accuracy, %": percent(right[arm]),
-            "training loss at the end": "{:.3f} ± {:.3f}".format(*spread(losses[arm])) if losses[arm] else "-",
-            "token similarity after the last layer": _similarity(kept),
+            "training loss at the end": plus_minus(losses[arm], 3),
+            "token similarity after the last layer": plus_minus(
+                [record.layers[-1].similarity for record in kept if record.layers], 3
+            ),
             "diverged": str(sum(record.diverged for record in kept)),
             "seconds a run": f"{spread([record['seconds'] or 0.0 for record in kept])[0]:.0f}",
         }
@@ -134,12 +137,6 @@ def _speed(context: Context, found: Mapping[str, list[Record]]) -> str:
         return "For steps a second see benchmarks/training.py."
     speeds = [record["steps_per_second"] for kept in found.values() for record in kept if record["steps_per_second"]]
     return f"{max(speeds, default=0.0):.0f} steps/s in the quickest run."
-
-
-def _similarity(records: list[Record]) -> str:
-    values = [record.layers[-1].similarity for record in records if record.layers]
-    mean, deviation = spread(values) if values else (0.0, 0.0)
-    return f"{mean:.3f} ± {deviation:.3f}" if values else "-"
 
 
 FLIP_CROP = {"flip": True, "crop": "pad"}

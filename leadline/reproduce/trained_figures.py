@@ -25,6 +25,14 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
+def plus_minus(values: Sequence[float], digits: int = 4) -> str:
+    """Mean and standard deviation; a dash for no values."""
+    if not values:
+        return "-"
+    mean, deviation = spread(values)
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+
+
 def percent(values: Sequence[float]) -> str:
     """Accuracies in [0, 1] -> "63.1 ± 0.4"; one of them has no spread."""
     mean, deviation = spread([100 * value for value in values])

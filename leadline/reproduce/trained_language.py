@@ -9,7 +9,7 @@ from typing import Any
 from leadline.reproduce import trained_figures
 from leadline.reproduce.base import Claim, Context, reported
 from leadline.reproduce.plots import panels, styles
-from leadline.reproduce.trained_figures import band, end_loss, spread
+from leadline.reproduce.trained_figures import band, end_loss, plus_minus, spread
 from leadline.reproduce.trained_runs import Job, Record, run_all
 
 Found = dict[str, list[Record]]  # by arm, a record per seed
@@ -76,16 +76,9 @@ def difference(a: Sequence[Record], b: Sequence[Record], name: str = "valid_loss
 
 def said(what: str, a: Sequence[Record], b: Sequence[Record]) -> str:
     """The difference in validation loss in words; below 0 is better."""
-    if any(record.diverged for record in (*a, *b)):
+    if difference(a, b) is None:
         return f"{what}: a run diverged"
     return trained_figures.said(what, figure_of(a, "valid_loss"), figure_of(b, "valid_loss"), 1.0, " nats", 4)
-
-
-def plus_minus(values: Sequence[float], digits: int = 4) -> str:
-    if not values:
-        return "-"
-    mean, deviation = spread(values)
-    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
 
 
 def table_of(context: Context, found: Found, against: str) -> list[dict[str, str]]:

@@ -26,6 +26,7 @@ from leadline.reproduce.trained_figures import (
     peak_layers,
     peak_sentence,
     percent,
+    plus_minus,
     said,
     spread,
     violins,
@@ -162,7 +163,7 @@ def four_ways(context: Context) -> Result:
         {
             "way": arm,
             "test accuracy, %": percent(right[arm]),
-            "training loss at the end": "{:.3f} ± {:.3f}".format(*spread(losses[arm])) if losses[arm] else "-",
+            "training loss at the end": plus_minus(losses[arm], 3),
             f"largest share of pairs above {NEAR:g}": f"{peak_layers(models[arm])[1]:.4f}" if models[arm] else "-",
             "diverged": str(sum(r.diverged for r in kept)),
         }

@@ -66,5 +66,6 @@ def _apply(model: Model, config: BlockConfig) -> None:
         block.attention.start = config.start
         if (was.de_escalation, was.causal_mean) != (config.de_escalation, config.causal_mean):
             block.de_escalation = make_de_escalation(config)
-            block.train(block.training)
+            if block.de_escalation is not None:
+                block.de_escalation.train(block.training)
     model.config = config

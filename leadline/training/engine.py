@@ -234,11 +234,13 @@ class Run:
             return
         probe = self.out / "divergence.csv"
         words, measured = diagnose(self.step, failed, probe)
-        figures = f"figures of its layers: {probe}, " if measured else ""
+        raise self._diverged(f"at step {failed}: {words}", f"figures of its layers: {probe}, " if measured else "")
+
+    def _diverged(self, words: str, figures: str = "") -> Stopped:
         saved = self.processes.agree(_last_checkpoint(self.recipe))
-        raise Stopped(
-            f"diverged at step {failed}: {words}; {figures}the last checkpoint: {saved}; try a lower optimizer.lr, a "
-            "longer schedule.warmup or a regularise.clip, with another out="
+        return Stopped(
+            f"diverged {words}; {figures}the last checkpoint: {saved}; try a lower optimizer.lr, a longer "
+            "schedule.warmup or a regularise.clip, with another out="
         )
 
     def _log(self, done: int) -> None:
@@ -262,11 +264,7 @@ class Run:
         split = self.task.watched
         figures = self.watched = self._figures(split)
         if not math.isfinite(figures["loss"]):
-            raise Stopped(
-                f"diverged by step {done}: the loss on the {split} split is {figures['loss']}; the last checkpoint: "
-                f"{self.processes.agree(_last_checkpoint(self.recipe))}; try a lower optimizer.lr or a "
-                "regularise.clip, with another out="
-            )
+            raise self._diverged(f"by step {done}: the loss on the {split} split is {figures['loss']}")
         self.logs.evaluation({"step": done, "epoch": round(done / self.per_epoch, 4), **figures}, split)
         name, way = self.task.best
         return figures[name] if way == "max" else -figures[name]

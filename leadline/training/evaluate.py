@@ -29,7 +29,10 @@ FIGURES, REPORT, VIOLINS = "evaluation.json", "report", "violins.png"
 
 @dataclass
 class Evaluation:
-    """What ``evaluate`` hands back. ``figures`` are the task's: accuracy and loss, or loss and perplexity, ..."""
+    """What ``evaluate`` hands back; its report says among its settings what was evaluated, and the figures.
+
+    ``figures`` are the task's: accuracy and loss, or loss and perplexity, ...
+    """
 
     checkpoint: Path
     step: int
@@ -39,6 +42,10 @@ class Evaluation:
     report: DepthReport
     files: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what the reader of the figures must know
+
+    def __post_init__(self) -> None:
+        place = {"checkpoint": str(self.checkpoint), "split": self.split, "data": self.data}
+        self.report.settings |= {**place, **self.figures}
 
     def to_dict(self) -> dict[str, Any]:
         verdict = self.report.verdict
@@ -157,10 +164,7 @@ def _check_fit(model: Any, task: VisionTask, origin: Path) -> None:
 
 
 def write_evaluation(found: Evaluation, out: Path) -> list[Path]:
-    """Figures, report and violins into a folder; the report says what of."""
-    found.report.settings |= {
-        "checkpoint": str(found.checkpoint), "split": found.split, "data": found.data, **found.figures
-    }  # fmt: skip
+    """Figures, report and violins into a folder."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         files = [out / f"{REPORT}.html", out / f"{REPORT}.json", out / VIOLINS]

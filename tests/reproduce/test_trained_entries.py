@@ -174,6 +174,8 @@ def test_figures_of_other_images_are_not_taken_over(tmp_path: Path) -> None:
     summary = store.read(tmp_path / "out" / "hop-fig13")
     assert summary is not None
     assert summary["setting"]["images"].startswith("CIFAR-10 ")
+    assert summary["notes"][-1].startswith("1 run, ")
+    assert "shared" not in summary["notes"][-1]
 
 
 def test_the_full_budget_runs_on_digits(tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ from typer.testing import CliRunner
 from leadline.cli import app
 from leadline.errors import LeadlineError
 from leadline.probing.figures import Distribution, LayerFigures
-from leadline.reproduce import ENTRIES, trained_runs
+from leadline.reproduce import ENTRIES, trained_runs, trained_vits
 from leadline.reproduce.base import Context, Entry
 from leadline.reproduce.trained_figures import (
     difference,
+    end_loss,
     near_one,
     peak_layers,
     peak_sentence,
@@ -30,7 +31,7 @@ from leadline.reproduce.trained_figures import (
     percent,
     said,
 )
-from leadline.reproduce.trained_runs import Job, run_all
+from leadline.reproduce.trained_runs import Job, Record, run_all
 from leadline.training.stop import Stopped
 
 CPU = torch.device("cpu")
@@ -222,6 +223,18 @@ def test_what_is_said_follows_from_the_numbers() -> None:
     assert "within the noise of 3 seeds" in said("x", [0.5, 0.6, 0.7], [0.4, 0.4, 0.7])
     assert "beyond the noise of 3 seeds" in said("x", [0.5, 0.6, 0.7], [0.1, 0.21, 0.3])
     assert said("x", [0.5], [0.4]) == "x +10.0 points (one seed)"
+
+
+def test_a_net_that_guesses_is_said_to() -> None:
+    found = {arm: [Record(arm, {"diverged": None, "test_accuracy": value})] for arm, value in (("a", 0.6), ("b", 0.11))}
+    assert "What b gives is little more than guessing" in trained_vits._accuracy_note(found)
+    assert "guessing" not in trained_vits._accuracy_note({"a": found["a"]})
+
+
+def test_the_loss_at_the_end_is_of_the_last_tenth() -> None:
+    rows = [{"epoch": 0.1 * i, "loss": float(i)} for i in range(1, 101)]
+    assert end_loss(Record("a", {"training": rows})) == pytest.approx(95.5)
+    assert end_loss(Record("a", {"training": rows[:3]})) == 3.0
 
 
 def test_every_trained_entry_of_vision_is_there() -> None:

@@ -162,5 +162,10 @@ def test_our_own_models():
     refused(learned, "learns its strengths itself", alpha=0.5)
     pooled = ll.create_model("vit_tiny", dim=12, heads=3, depth=2, image_size=16, patch_size=8, pool="mean")
     refused(pooled, "the head sees nothing", de_escalation=1)
+    half = ll.create_model("gpt2_small", **options).train()
+    half.blocks[1].mlp.eval()
+    cure(half, de_escalation=0.5)
+    assert half.blocks[0].de_escalation.training
+    assert not half.blocks[1].mlp.training  # a part that is held in evaluation stays so
     cured = cure(ll.create_model("gpt2_small", **options), alpha=0.5)
     refused(cured, "uncure", alpha=0.5)

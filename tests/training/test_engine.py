@@ -296,7 +296,9 @@ def test_a_folder_belongs_to_one_recipe(tmp_path, capsys):
         train(toy_recipe(tmp_path, length="6 steps"), make_task=ToyTask)
     assert "length: 12 steps" in (tmp_path / "recipe.yaml").read_text()  # what is refused leaves no trace
     assert train(toy_recipe(tmp_path, log={"every": 3}), make_task=ToyTask) == first
-    assert "nothing to do" in capsys.readouterr().err.replace("\n", " ")
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert "nothing to do" in said
+    assert "going on" not in said
     assert train(toy_recipe(tmp_path, length="14 steps"), make_task=ToyTask)["steps"] == 14
     said = " ".join(capsys.readouterr().err.split())
     assert "length was 12 steps, and the schedule is now that of 14: the learning rate goes from" in said

@@ -1,10 +1,12 @@
 """``leadline evaluate``: the figures are those of the run, and the report is there."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from image_files import write_cifar
 from typer.testing import CliRunner
 
 import leadline
@@ -63,6 +65,19 @@ def test_a_cache_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     assert recipe_of({"recipe": {"data": {"name": "digits", "cache": str(tmp_path)}}})["data"]["cache"] == str(tmp_path)
     gone = {"data": {"name": "digits", "cache": str(tmp_path / "gone")}}
     assert recipe_of({"recipe": gone}) == {"data": {"name": "digits", "cache": None}}
+
+
+def test_evaluated_where_the_cache_of_the_training_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEADLINE_CACHE", str(tmp_path / "here"))
+    write_cifar(tmp_path / "cifar", 64, 12)
+    data = {"name": "cifar10", "path": str(tmp_path / "cifar"), "cache": str(tmp_path / "there")}
+    summary = train(parse_recipe({**TREE, "data": data, "batch": {"size": 32}, "out": str(tmp_path / "run")}))
+    shutil.rmtree(tmp_path / "there")
+    (tmp_path / "there").write_text("")  # a folder could not be made there
+    (tmp_path / "there").chmod(0)
+    found = evaluate(tmp_path / "run", which="last", device="cpu")
+    assert found.figures["accuracy"] == summary["test_accuracy"]
+    assert list((tmp_path / "here").iterdir())
 
 
 def test_command(run: tuple[Path, dict[str, Any]]) -> None:
