@@ -22,9 +22,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from leadline.errors import LeadlineError, need
 from leadline.machine import choose_device
 from leadline.probing.blocks import find_blocks
-from leadline.training.recipe import Recipe
+from leadline.training.recipe import Recipe, differences
 
 T = TypeVar("T")
+_OWN = ("out", "device", "threads", "data.path", "data.cache", "data.workers")  # what processes may have of their own
 _MPI = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # processes, as mpirun tells them
 
 
@@ -99,7 +100,24 @@ def join(recipe: Recipe) -> Processes:
         found = Processes(
             state.process_index, state.num_processes, torch.device(state.device), "fsdp" if sharded else "ddp"
         )
+    own = recipe.model_dump(mode="json")
+    for rank, theirs in enumerate(found.gather(own)):
+        if changed := differences(own, theirs, _OWN):
+            told = ", ".join(
+                f"{key} ({ours} on process {found.rank}, {other} on {rank})" for key, ours, other in changed
+            )
+            raise LeadlineError(f"processes were given different recipes: {told}; start all with the same")
     return found
+
+
+def check_same_data(processes: Processes, fingerprints: dict[str, Any]) -> None:
+    """Each machine may have a copy of the data; of different ones the processes would take other batches."""
+    for rank, theirs in enumerate(processes.gather(fingerprints)):
+        if changed := [split for split, own in fingerprints.items() if theirs.get(split) != own]:
+            raise LeadlineError(
+                f"processes were given different data: {', '.join(changed)} of process {processes.rank} and of {rank} "
+                "differ; give every machine the same files"
+            )
 
 
 def ignored_precision(recipe: Recipe) -> str | None:

@@ -27,7 +27,7 @@ from leadline.probing.guard import uncompiled
 from leadline.probing.inputs import call_model
 from leadline.probing.watch import Watcher
 from leadline.training import checkpoint, state
-from leadline.training.distributed import Processes, Weights, ignored_precision, join, replicate, shard
+from leadline.training.distributed import Processes, Weights, check_same_data, ignored_precision, join, replicate, shard
 from leadline.training.divergence import diagnose
 from leadline.training.folder import SUMMARY, alone, claim, owner, read_summary, write_summary
 from leadline.training.graph import GraphStep
@@ -99,6 +99,7 @@ class Run:
         if recipe.precision != "float32":
             torch.set_float32_matmul_precision("high")
         self.task = make_task(recipe, processes.device, processes.rank, processes.world)
+        check_same_data(processes, self.task.fingerprints)
         per_epoch = self.per_epoch = self.task.batches.steps_per_epoch
         if per_epoch < 1:
             raise LeadlineError(f"batch.size is {recipe.batch.size}; the data set has fewer samples, make it smaller")

@@ -17,7 +17,7 @@ from leadline.files import whole
 from leadline.machine import lock
 from leadline.models.checkpoints import listed, newest
 from leadline.training.checkpoint import flush, write_json
-from leadline.training.recipe import Recipe, parse_recipe
+from leadline.training.recipe import Recipe, differences, parse_recipe
 from leadline.training.stop import Stopped
 
 RECIPE, SUMMARY = "recipe.yaml", "summary.json"
@@ -127,24 +127,11 @@ def read_data(out: Path, kind: str) -> dict[str, Any]:
 
 
 def _compare(before: dict[str, Any], now: dict[str, Any], out: Path) -> None:
-    old, new = dict(_flat(before)), dict(_flat(now))
-    changed = [
-        f"{key} ({old.get(key, 'not set')} there, {new.get(key, 'not set')} now)"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not any(key == free or key.startswith(f"{free}.") for free in FREE)
-    ]
+    changed = [f"{key} ({old} there, {new} now)" for key, old, new in differences(before, now, FREE)]
     if changed:
         raise LeadlineError(
             f"{out} holds a run of another recipe: {', '.join(changed)}; give another out= or the recipe of that run"
         )
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def read_summary(out: Path) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -238,6 +238,24 @@ def parse_recipe(tree: Mapping[str, Any]) -> Recipe:
         raise explain(error, Recipe) from None
     _check_model(recipe)
     return recipe
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any], free: Iterable[str]) -> list[tuple[str, Any, Any]]:
+    """Where two recipes, as plain values, differ: (key, what one has, what the other has), but for what is ``free``."""
+    first, second = dict(_flat(one)), dict(_flat(other))
+    return [
+        (key, first.get(key, "not set"), second.get(key, "not set"))
+        for key in sorted(first.keys() | second.keys())
+        if first.get(key) != second.get(key) and not any(f"{key}.".startswith(f"{name}.") for name in free)
+    ]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _apply(tree: dict[str, Any], setting: str) -> None:

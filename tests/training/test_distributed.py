@@ -132,6 +132,18 @@ def test_a_divergence_is_seen_where_it_is(two, tmp_path, mode):
     assert found["limit"].split(";")[0] == str(one.value).split(";")[0]
 
 
+def test_processes_with_different_recipes_or_data_are_refused(two):
+    found = [json.loads((two / f"facts-{rank}.json").read_text()) for rank in (0, 1)]
+    for rank, facts in enumerate(found):
+        rates = ("0.001", "0.002")
+        assert facts["recipes"].startswith(
+            f"processes were given different recipes: optimizer.lr ({rates[rank]} on process {rank}, "
+            f"{rates[1 - rank]} on {1 - rank});"
+        )
+        assert facts["data"].startswith(f"processes were given different data: train of process {rank} and of")
+        assert not (two / f"own-{rank}").exists()
+
+
 def test_the_same_command_in_two_processes(tmp_path):
     words = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
     settings = ["length=2 steps", "schedule.warmup=0", "model.depth=1", "watch.every=0", f"out={tmp_path}", "--json"]

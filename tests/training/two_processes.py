@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from training_toys import CarryTask, ToyTask, toy_recipe
 
+from leadline.errors import LeadlineError
 from leadline.training import Stopped, train
 
 LEARNED = {"attention": "hopfield", "learnable_alpha": "layer"}  # single numbers, which FSDP leaves whole
@@ -85,6 +86,22 @@ def diverges(out, task, **settings):
     return "it did not diverge"
 
 
+class ElsewhereTask(ToyTask):
+    """Each process has data of its own."""
+
+    def __init__(self, recipe, device, rank=0, world=1):
+        super().__init__(recipe, device, rank, world)
+        self.fingerprints = {"train": f"of {rank}", "test": "of all"}
+
+
+def refusal(recipe, task=ToyTask):
+    try:
+        train(recipe, make_task=task)
+    except LeadlineError as error:
+        return str(error)
+    return "it was not refused"
+
+
 def main(out):
     settings = {"regularise": {"ema": 0.9}, "watch": {"every": "6 steps"}}
     train(toy_recipe(out / "ddp", model=LEARNED, **settings), make_task=ToyTask)
@@ -106,7 +123,10 @@ def main(out):
         facts[f"nan {mode}"] = diverges(out / f"nan-{mode}", LateNaN, **settings)
         facts[f"exploding {mode}"] = diverges(out / f"exploding-{mode}", Explodes, **settings)
         facts[f"limit {mode}"] = diverges(out / f"limit-{mode}", ToyTask, norm_limit=1e-3, **settings)
-    facts["rank"] = int(os.environ["RANK"])
+    rank = facts["rank"] = int(os.environ["RANK"])
+    there = {"out": str(out / f"own-{rank}"), "data": {"cache": str(out / f"cache-{rank}")}}  # may be each one's own
+    facts["recipes"] = refusal(toy_recipe(optimizer={"lr": 1e-3 * (1 + rank)}, **there))
+    facts["data"] = refusal(toy_recipe(**there), ElsewhereTask)
     (out / f"facts-{facts['rank']}.json").write_text(json.dumps(facts))
 
 

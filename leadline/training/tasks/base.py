@@ -54,5 +54,9 @@ class Task(Protocol):
     def describe(self) -> dict[str, Any]:
         """Data set and sizes, for summary.json."""
 
+    @property
+    def fingerprints(self) -> dict[str, Any]:
+        """Of the data of each split: every process must have the same, and so must a run that goes on."""
+
     def settle(self, out: Path) -> None:
         """Write into the folder of the run what its data are, on one process; refuse others than it began with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -137,11 +137,15 @@ class LanguageTask:
         self._cross_entropy = torch.compile(cross_entropy) if compiled else cross_entropy
         self.origin = corpus.origin
 
+    @cached_property
+    def fingerprints(self) -> dict[str, Any]:
+        return {split: text.fingerprint() for split, text in self.texts.items()}
+
     def settle(self, out: Path) -> None:
         from leadline.training.folder import claim_data
 
         _keep_tokenizer(self.tokenizer, out)
-        claim_data(out, "text", {split: text.fingerprint() for split, text in self.texts.items()}, self.origin)
+        claim_data(out, "text", self.fingerprints, self.origin)
 
     def make_model(self) -> nn.Module:
         from leadline.models import create_model

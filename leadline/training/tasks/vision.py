@@ -154,10 +154,14 @@ class VisionTask:
     def watched(self) -> Literal["valid", "test"]:
         return "valid" if self.data.valid else "test"
 
+    @cached_property
+    def fingerprints(self) -> dict[str, Any]:
+        return self.sets.fingerprints()
+
     def settle(self, out: Path) -> None:
         from leadline.training.folder import claim_data
 
-        claim_data(out, "images", self.sets.fingerprints(), self.data.path or self.data.name)
+        claim_data(out, "images", self.fingerprints, self.data.path or self.data.name)
 
     def make_model(self) -> nn.Module:
         from leadline.models import create_model
