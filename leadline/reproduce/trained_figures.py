@@ -109,6 +109,16 @@ def curves_table(
     ]  # fmt: skip
 
 
+def layers_table(models: Models) -> list[dict[str, Any]]:
+    """What is drawn and said of the token pairs of every layer."""
+    return [
+        {"arm": arm, "layer": f.index, "similarity": f.similarity, "cosine": f.cosine,
+         "cosine_median": f.cosines.median, "cosine_mode": f.cosines.mode, "near_one": near_one(f.cosines),
+         "beside_one": beside_one(f.cosines)}
+        for arm, layers in models.items() for f in layers if f.cosines is not None
+    ]  # fmt: skip
+
+
 def near_one(distribution: Distribution) -> float:
     """The share of token pairs with a cosine above NEAR."""
     return _share(distribution, NEAR, 1.0)

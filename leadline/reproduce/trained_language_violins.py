@@ -7,9 +7,8 @@ from typing import Any
 from leadline.report.depth_figures import cosine_violins
 from leadline.reproduce.base import Context, Entry, Result
 from leadline.reproduce.trained_figures import (
-    beside_one,
     curves_table,
-    near_one,
+    layers_table,
     peak_claims,
     peak_sentence,
     violins,
@@ -39,12 +38,6 @@ def run(context: Context) -> Result:
     found = train_all(context, recipes, "gpt2 medium")
     models = {arm: kept[0].layers for arm, kept in found.items()}
     tokens = setting["tokens"] * setting["batch"]
-    rows = [
-        {"arm": arm, "layer": f.index, "similarity": f.similarity, "cosine": f.cosine,
-         "cosine_median": f.cosines.median, "cosine_mode": f.cosines.mode, "near_one": near_one(f.cosines),
-         "beside_one": beside_one(f.cosines)}
-        for arm, layers in models.items() for f in layers if f.cosines is not None
-    ]  # fmt: skip
 
     def plot() -> Any:
         figure = violins(models, cosine_violins, "GPT-2 Medium, {}", width=9.0, height=2.8)
@@ -57,7 +50,7 @@ def run(context: Context) -> Result:
         f"HOP's models were trained on WikiText-103; the rate is {setting['lr']:g} here. "
         + budget_note(context, found, tokens),
     ]
-    tables = {"layers": rows, "runs": runs_table(found, seeds), "curves": curves_table(found, seeds)}
+    tables = {"layers": layers_table(models), "runs": runs_table(found, seeds), "curves": curves_table(found, seeds)}
     return Result(peak_claims(models), tables, plot, notes)
 
 

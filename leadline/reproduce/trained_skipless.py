@@ -13,6 +13,7 @@ from leadline.reproduce.trained_figures import (
     NEAR,
     accuracy,
     band,
+    beside_one,
     curves_table,
     difference,
     diverged_note,
@@ -157,7 +158,7 @@ def run(context: Context) -> Result:
     ]
     layers = [
         {"init": cell[0], "depth": cell[1], "column": cell[2], "layer": f.index, "similarity": f.similarity,
-         "cosine": f.cosine, "near_one": near_one(f.cosines)}
+         "cosine": f.cosine, "near_one": near_one(f.cosines), "beside_one": beside_one(f.cosines)}
         for cell, kept in found.items() for f in kept[0].layers if f.cosines is not None
     ]  # fmt: skip
     curves = curves_table({_called(cell): kept for cell, kept in found.items()}, seeds, ("loss", "accuracy"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from leadline.probing.figures import LayerFigures
 from leadline.report.depth_figures import cosine_violins, entropy_violins
@@ -21,6 +21,7 @@ from leadline.reproduce.trained_figures import (
     diverged_note,
     effort,
     end_loss,
+    layers_table,
     near_one,
     peak_claims,
     peak_layers,
@@ -33,6 +34,7 @@ from leadline.reproduce.trained_figures import (
 )
 from leadline.reproduce.trained_runs import Job, Record, run_all
 
+T = TypeVar("T")
 ARMS = {**COLUMNS, ".7": (0.7, 0.7)}  # what the papers call .5 is "both"
 MODELS = {
     "T": {"name": "vit_tiny"},
@@ -128,9 +130,9 @@ def probed(found: Mapping[str, list[Record]]) -> dict[str, list[LayerFigures]]:
     return {arm: kept[0].layers for arm, kept in found.items()}
 
 
-def printed(found: Mapping[str, list[Record]]) -> dict[str, list[LayerFigures]]:
+def printed(by_arm: Mapping[str, T]) -> dict[str, T]:
     """The same under the names that the paper gives."""
-    return {".5" if arm == "both" else arm: layers for arm, layers in probed(found).items()}
+    return {".5" if arm == "both" else arm: value for arm, value in by_arm.items()}
 
 
 def four_ways(context: Context) -> Result:
@@ -169,11 +171,6 @@ def four_ways(context: Context) -> Result:
         }
         for arm, kept in found.items()
     ]
-    table = [
-        {"way": arm, "seed": seed, "test_accuracy": r["test_accuracy"],
-         "training_loss": "" if r.diverged else end_loss(r), "diverged": r["diverged"] or ""}
-        for arm, kept in found.items() for seed, r in zip(seeds, kept, strict=True)
-    ]  # fmt: skip
 
     def plot() -> Any:
         figure, axes = panels(3)
@@ -189,8 +186,7 @@ def four_ways(context: Context) -> Result:
         axes[0].legend(frameon=False)
         return figure
 
-    tables = {"runs": table, "curves": curves_table(found, seeds, ("loss", "accuracy")), "layers": _rows(models)}
-    return Result(claims, tables, plot, notes, shown)
+    return Result(claims, _tables(found, seeds, models), plot, notes, shown)
 
 
 def cosines(size: str) -> Callable[[Context], Result]:
@@ -198,11 +194,12 @@ def cosines(size: str) -> Callable[[Context], Result]:
 
     def run(context: Context) -> Result:
         found = train(context, size, [STANDARD, "both", ".7"])
-        models = printed(found)
+        models = printed(probed(found))
         notes = [
             peak_sentence(models), _accuracy_note(found), *diverged_note(found), _setting(context, size), effort(found)
         ]  # fmt: skip
-        return Result(peak_claims(models), {"layers": _rows(models)}, lambda: _drawn(models, cosine_violins), notes)
+        tables = _tables(printed(found), [context.seed], models)
+        return Result(peak_claims(models), tables, lambda: _drawn(context, size, models, cosine_violins), notes)
 
     return run
 
@@ -212,7 +209,7 @@ def entropies(size: str, arm: str) -> Callable[[Context], Result]:
 
     def run(context: Context) -> Result:
         found = train(context, size, list(dict.fromkeys([STANDARD, arm])))
-        models = printed(found)
+        models = printed(probed(found))
         name = list(models)[-1]
         lowest = {name: _lowest(layers) for name, layers in models.items()}
         what = "smallest mean entropy of a head against uniform attention"
@@ -235,7 +232,8 @@ def entropies(size: str, arm: str) -> Callable[[Context], Result]:
             for f in models[name]
             for head, value in enumerate(f.entropy or [])
         ]
-        return Result(claims, {"entropy": rows}, lambda: _drawn({name: models[name]}, entropy_violins), notes)
+        shown = {name: models[name]}
+        return Result(claims, {"entropy": rows}, lambda: _drawn(context, size, shown, entropy_violins), notes)
 
     return run
 
@@ -244,16 +242,19 @@ def _lowest(layers: Sequence[LayerFigures]) -> float | None:
     return min((min(f.entropy) / f.entropy_uniform for f in layers if f.entropy and f.entropy_uniform), default=None)
 
 
-def _drawn(models: Models, draw: Callable[[Any, Sequence[LayerFigures]], None]) -> Any:
-    return violins(models, draw, width=8.0, height=2.6)
-
-
-def _rows(models: Models) -> list[dict[str, Any]]:
-    return [
-        {"way": arm, "layer": f.index, "similarity": f.similarity, "cosine": f.cosine,
-         "cosine_median": f.cosines.median, "cosine_mode": f.cosines.mode, "near_one": near_one(f.cosines)}
-        for arm, layers in models.items() for f in layers if f.cosines is not None
+def _tables(found: Mapping[str, list[Record]], seeds: Sequence[int], models: Models) -> dict[str, list[dict[str, Any]]]:
+    runs = [
+        {"arm": arm, "seed": seed, "test_accuracy": r["test_accuracy"], "seconds": r["seconds"],
+         "training_loss": "" if r.diverged else end_loss(r), "diverged": r["diverged"] or ""}
+        for arm, kept in found.items() for seed, r in zip(seeds, kept, strict=True)
     ]  # fmt: skip
+    return {"runs": runs, "curves": curves_table(found, seeds, ("loss", "accuracy")), "layers": layers_table(models)}
+
+
+def _drawn(context: Context, size: str, models: Models, draw: Callable[[Any, Sequence[LayerFigures]], None]) -> Any:
+    budget = "as HOP table 3" if context.setting["budget"] == "full" else f"{context.setting['epochs'][size]} epochs"
+    images = "digits" if context.embedded else "CIFAR-10"
+    return violins(models, draw, f"ViT-{size} on {images}, {budget}: {{}}", width=8.0, height=2.6)
 
 
 def _accuracy_note(found: Mapping[str, list[Record]]) -> str:

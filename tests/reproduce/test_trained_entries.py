@@ -115,8 +115,8 @@ def test_vits_share_their_runs(tmp_path: Path) -> None:
     assert "peak at cosine 1" in said
     for name in names:
         assert (tmp_path / "cifar10" / f"{name}.png").is_file()
-    layers = rows(tmp_path / "hop-fig6" / "layers.csv")
-    assert {row["way"] for row in layers} == {"standard", ".5", ".7"}
+    for table in ("layers", "runs", "curves"):
+        assert {row["arm"] for row in rows(tmp_path / "hop-fig6" / f"{table}.csv")} == {"standard", ".5", ".7"}
     assert said.count("scikit-learn's digits in place of CIFAR-10") == 3  # once an entry
     assert {row["arm"] for row in rows(tmp_path / "hop-vit" / "curves.csv")} == set(COLUMNS)
     assert len(rows(tmp_path / "hop-fig16" / "entropy.csv")) == 2 * 2  # layers by heads
