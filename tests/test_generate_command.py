@@ -15,7 +15,7 @@ import leadline as ll
 from leadline.cli import app
 from leadline.data.text_store import encode_text
 from leadline.data.text_tokenizers import ByteTokenizer, PairTokenizer, WordTokenizer, save_tokenizer
-from leadline.models.streaming import collect, stream_tokens
+from leadline.models.generation import collect, stream_tokens
 from leadline.training.evaluate import evaluate
 from leadline.training.perplexity import perplexity
 from leadline.training.writing import _decoded, open_language_model, write
@@ -101,7 +101,7 @@ def test_pieces_are_whole_characters_and_make_up_the_text(tokenizer):
             self.positions, self.weight = build().positions, torch.nn.Parameter(torch.zeros(1))
             self.positions.limit = None
 
-        def forward(self, fresh, cache=None):
+        def forward(self, fresh, mask=None, *, positions=None, cache=None):
             self.at += 1
             logits = torch.zeros(1, 1, tokenizer.vocab_size)
             logits[0, 0, ids[self.at - 1]] = 1

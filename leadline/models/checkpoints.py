@@ -11,7 +11,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -72,13 +72,11 @@ def check(folder: Path) -> Saved:
         raise LeadlineError(f"{folder / MANIFEST} cannot be read") from error
 
 
-def newest(out: Path, warn: Callable[[str], None] = lambda line: None) -> Saved | None:
-    """The newest checkpoint that is whole; says which ones it passed over."""
+def newest(out: Path) -> Saved | None:
+    """The newest checkpoint that is whole."""
     for _, folder in reversed(listed(out)):
-        try:
+        with suppress(LeadlineError):
             return check(folder)
-        except LeadlineError as error:
-            warn(f"{folder.name} is damaged ({error}); looking for an earlier checkpoint")
     return None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from leadline.errors import LeadlineError
 from leadline.models.base import Model, check_ids
-from leadline.models.generation import generate
+from leadline.models.generation import collect
 from leadline.models.init import init_weights
 from leadline.nn import BlockConfig, LayerCache, Positions, TransformerStack
 from leadline.nn.layers import make_norm
@@ -99,4 +99,4 @@ class Decoder(Model):
         mask         True = a real token; prompts of different lengths are padded on the left.
         stop         a token id after which a sequence is filled with that id.
         """
-        return generate(self, ids, max_new_tokens, cache, **options)
+        return collect(self, ids, max_new_tokens, cache, slide=False, **options)

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from leadline.errors import LeadlineError, check_choice
 from leadline.models.base import Model, check_ids
+from leadline.models.generation import collect
 from leadline.models.init import init_weights
-from leadline.models.streaming import collect
 from leadline.nn import BlockConfig, TransformerStack
 from leadline.nn.adaptive_softmax import AdaptiveSoftmax
 from leadline.nn.layers import make_norm

@@ -18,8 +18,8 @@ from leadline.machine import choose_device
 from leadline.models import TransformerXL, convert, load
 from leadline.models.base import CONFIG_FILE
 from leadline.models.decoder import Decoder
+from leadline.models.generation import stream_tokens
 from leadline.models.io import averaged, model_folder
-from leadline.models.streaming import stream_tokens
 
 _BROKEN = "\ufffd"  # what stands for bytes that are no whole character, or not yet
 
