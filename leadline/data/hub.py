@@ -1,4 +1,4 @@
-"""The Hugging Face hub: its client, kept from talking while we wait for it, and its way to cut a table into files."""
+"""The Hugging Face hub: its client, kept from talking while we wait for it, and its tables, cut into parquet files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from leadline.errors import LeadlineError
+from leadline.errors import LeadlineError, need
 
 _SHARD = re.compile(r"(.+?)-\d+-of-(\d+)(?:-[0-9a-f]+)?\.parquet$")  # train-00000-of-00005.parquet, or more at its end
 
@@ -45,3 +46,15 @@ def quiet_hub() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+@contextmanager
+def opened_parquet(file: Path) -> Iterator[Any]:
+    """A parquet file; what is none, or turns out to be damaged while it is read, is an error."""
+    arrow, parquet = need("pyarrow", "data"), need("pyarrow.parquet", "data")
+    try:
+        with parquet.ParquetFile(file) as found:
+            yield found
+    except (arrow.ArrowException, OSError) as error:
+        why = str(error).partition("\n")[0]
+        raise LeadlineError(f"{file} cannot be read as parquet ({why}); it may be damaged or cut short") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -45,10 +46,10 @@ def kept(
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root / f"{name}.lock"):
             if not target.is_dir() or not whole(target):
-                draft = root / f"{name}.{os.getpid()}.part"
                 for left in root.glob(f"{name}.*.part"):  # by a process that was killed
-                    if left == draft or time.time() - left.stat().st_mtime > _DAY:
+                    if time.time() - left.stat().st_mtime > _DAY:
                         shutil.rmtree(left, ignore_errors=True)
+                draft = root / f"{name}.{uuid.uuid4().hex}.part"
                 draft.mkdir()
                 try:
                     make(draft)

@@ -67,6 +67,8 @@ class Prefetch:
             found = next(self._coming)
         except RuntimeError as error:  # a worker died: killed by the system, most often for want of memory
             self.close()
+            if "worker (pid" not in str(error):
+                raise
             raise LeadlineError(
                 f"a data worker ended ({str(error).splitlines()[0]}), perhaps for want of memory; give fewer "
                 "data.workers"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from leadline.data.hub import check_shards, quiet_hub
+from leadline.data.hub import check_shards, opened_parquet, quiet_hub
 from leadline.errors import LeadlineError, check_choice, need
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -127,15 +127,11 @@ def parquet_files(folder: Path, split: str, hub: str) -> list[Path]:
 
 def parquet_batches(file: Path, columns: list[str] | None = None, rows: int = 1024) -> Iterator[Any]:
     """The record batches of a parquet file; what is no parquet or lacks a column is an error."""
-    arrow, parquet = need("pyarrow", "data"), need("pyarrow.parquet", "data")
-    try:
-        found = parquet.ParquetFile(file)
+    with opened_parquet(file) as found:
         has = found.schema_arrow.names
         if columns is not None and not set(columns) <= set(has):
             raise LeadlineError(f"{file} has the columns {', '.join(has)}; it must have {' and '.join(columns)}")
         yield from found.iter_batches(batch_size=rows, columns=columns)
-    except (arrow.ArrowException, OSError) as error:
-        raise LeadlineError(f"{file} cannot be read as parquet ({str(error).splitlines()[0]})") from error
 
 
 class ParquetRows:
@@ -144,13 +140,10 @@ class ParquetRows:
     def __init__(self, layout: Layout, folder: Path, split: str) -> None:
         self.layout, self.classes = layout, layout.classes
         self.files = parquet_files(folder, layout.splits[split], layout.hub)
-        parquet, arrow = need("pyarrow.parquet", "data"), need("pyarrow", "data")
         self.counts: list[int] = []
         for file in self.files:
-            try:
-                self.counts.append(parquet.ParquetFile(file).metadata.num_rows)
-            except (arrow.ArrowException, OSError) as error:
-                raise LeadlineError(f"{file} cannot be read as parquet ({str(error).splitlines()[0]})") from error
+            with opened_parquet(file) as found:
+                self.counts.append(found.metadata.num_rows)
 
     def __len__(self) -> int:
         return sum(self.counts)

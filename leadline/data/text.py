@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leadline.data.hub import check_shards, quiet_hub
+from leadline.data.hub import check_shards, opened_parquet, quiet_hub
 from leadline.data.text_tokenizers import BETWEEN_LINES
 from leadline.errors import LeadlineError, check_choice, need
 
@@ -97,9 +97,12 @@ class Corpus:
         found = hashlib.sha256(f"{f'{split}, cut' if self.by_place else ''}-{self.column}".encode())
         for file in self.parts[split]:
             found.update(_suffix(file).encode())
-            with file.open("rb") as stream:
-                while chunk := stream.read(1 << 22):
-                    found.update(chunk)
+            try:
+                with file.open("rb") as stream:
+                    while chunk := stream.read(1 << 22):
+                        found.update(chunk)
+            except OSError as error:
+                raise _unreadable(file, error) from error
         return found.hexdigest()
 
     def _lines_of(self, split: str) -> Iterator[str]:
@@ -227,13 +230,17 @@ def _read(file: Path, column: str) -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise LeadlineError(f"{file} is not UTF-8 ({error.reason}); convert it, or leave it out") from error
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise LeadlineError(f"{file} cannot be read ({error}); it may be damaged or cut short") from error
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> LeadlineError:
+    if isinstance(error, PermissionError):
+        return LeadlineError(f"{file} cannot be read ({error.strerror}); give it read permission, or leave it out")
+    return LeadlineError(f"{file} cannot be read ({error}); it may be damaged or cut short")
 
 
 def _read_parquet(file: Path, column: str) -> Iterator[str]:
-    arrow, parquet = need("pyarrow", "data"), need("pyarrow.parquet", "data")
-    try:
-        source = parquet.ParquetFile(file)
+    with opened_parquet(file) as source:
         if column not in source.schema_arrow.names:
             names = ", ".join(source.schema_arrow.names)
             raise LeadlineError(
@@ -243,8 +250,6 @@ def _read_parquet(file: Path, column: str) -> Iterator[str]:
         for batch in source.iter_batches(batch_size=1024, columns=[column]):
             for text in batch.column(0).to_pylist():
                 yield _line(text, str(file), column)
-    except arrow.ArrowException as error:
-        raise LeadlineError(f"{file} cannot be read as parquet ({str(error).splitlines()[0]})") from error
 
 
 def _line(text: Any, where: str, column: str) -> str:

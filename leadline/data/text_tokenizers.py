@@ -15,6 +15,7 @@ import numpy as np
 
 from leadline.data.hub import quiet_hub
 from leadline.errors import LeadlineError, need
+from leadline.files import whole
 
 FILE = "tokenizer.json"  # of transformers for byte-pair encodings, ours for the other kinds
 FILES = (FILE, "vocab.json", "merges.txt")  # what may lie beside a model
@@ -120,9 +121,12 @@ class PairTokenizer:
         self.inner = inner
         inner.no_truncation()  # a tokenizer may have been saved with what it last cut its texts to
         inner.no_padding()
-        # GPT-2's way to part a text is the same before and after a line's end with no blanks around it
-        self.parts = isinstance(inner.pre_tokenizer, need("tokenizers.pre_tokenizers", "hub").ByteLevel)
-        self.unknown = None if self.parts else _unknown_in(inner)  # bytes are never unknown
+        before = inner.pre_tokenizer
+        self.by_bytes = isinstance(before, need("tokenizers.pre_tokenizers", "hub").ByteLevel)
+        # GPT-2's way to part a text is the same before and after a line's end with no blanks around it, but where a
+        # blank is put before a text (RoBERTa)
+        self.parts = self.by_bytes and not before.add_prefix_space
+        self.unknown = None if self.by_bytes else _unknown_in(inner)  # bytes are never unknown
 
     @classmethod
     def train(cls, blocks: Iterable[str], vocab_size: int = 16384) -> PairTokenizer:
@@ -151,7 +155,7 @@ class PairTokenizer:
         return self.inner.decode(list(ids), skip_special_tokens=False)
 
     def size(self, token: int) -> int:
-        return len(self.inner.id_to_token(token) if self.parts else self.decode([token]).encode())
+        return len(self.inner.id_to_token(token) if self.by_bytes else self.decode([token]).encode())
 
     def to_json(self) -> str:
         return self.inner.to_str()
@@ -189,9 +193,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str]) -> Path
     """Write it into ``folder``, beside a model; ``load_tokenizer`` finds it there."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    new = target / f"{FILE}.{os.getpid()}.new"
-    new.write_text(tokenizer.to_json(), encoding="utf-8")
-    os.replace(new, target / FILE)
+    with whole(target / FILE) as new:
+        new.write_text(tokenizer.to_json(), encoding="utf-8")
     return target / FILE
 
 

@@ -86,3 +86,15 @@ raise ValueError("something else")
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
     assert "something else" in ended.stderr
+
+
+def test_what_else_goes_wrong_beside_the_workers_is_not_called_a_dead_one(monkeypatch):
+    prefetch = Prefetch(make, 1, last=40)
+    prefetch(Request(0, 0, 0, 1))
+
+    def lost(coming):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(type(prefetch._coming), "__next__", lost)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        prefetch(Request(1, 0, 0, 1))

@@ -15,6 +15,7 @@ import transformers
 
 import leadline as ll
 from leadline.data import text as text_module
+from leadline.data.kept import kept
 from leadline.data.text import count_words, open_text
 from leadline.data.text_store import encode_text, tokenised, tokenizer_for
 from leadline.data.text_tokenizers import (
@@ -388,6 +389,10 @@ def test_text_at_hand(tmp_path):
         (lambda p: list(open_text(write(p, "train.txt.gz", broken_gzip())).blocks("train")), "damaged or cut short"),
         (lambda p: list(open_text(write(p, "train.parquet", b"none")).blocks("train")), "cannot be read as parquet"),
         (
+            lambda p: tokenised(open_text(torn_parquet(p)), "train", ByteTokenizer(), p / "c"),
+            "train.parquet cannot be read as parquet (",
+        ),
+        (
             lambda p: tokenised(open_text(write(p, "train.txt", b"")), "train", ByteTokenizer(), p / "c"),
             "train.txt is empty",
         ),
@@ -416,6 +421,48 @@ def test_bad_input_is_one_clear_line(call, part, tmp_path):
         call(tmp_path)
     assert part in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def torn_parquet(folder):
+    """Whose pages are not what was written."""
+    file = folder / "train.parquet"
+    pq.write_table(pa.table({"text": [f"{i * i % 9973} by the mark" for i in range(3000)]}), file, use_dictionary=False)
+    content = bytearray(file.read_bytes())
+    content[100 : len(content) // 2] = bytes(len(content) // 2 - 100)
+    file.write_bytes(content)
+    return file
+
+
+def test_a_file_without_permission_is_named(tmp_path, monkeypatch):
+    file = tmp_path / "train.txt"
+    file.write_text("by the mark")
+    corpus = open_text(file)
+    refused = PermissionError(13, "Permission denied", str(file))
+    monkeypatch.setattr(type(file), "open", lambda *_: (_ for _ in ()).throw(refused))
+    with pytest.raises(ll.LeadlineError, match=r"train.txt cannot be read \(Permission denied\); give it read perm"):
+        tokenised(corpus, "train", ByteTokenizer(), tmp_path / "c")
+
+
+def test_a_blank_before_a_text_is_put_there_once():
+    """RoBERTa's way; long texts are not cut for it."""
+    text = "".join(f"{i} by the mark\n" for i in range(5000))
+    inner = PairTokenizer.train([text], 300).inner
+    inner.pre_tokenizer = type(inner.pre_tokenizer)(add_prefix_space=True)
+    tokenizer = PairTokenizer(inner)
+    assert tokenizer.encode(text).tolist() == inner.encode(text).ids
+    assert tokenizer.unknown is None
+
+
+def test_machines_without_a_common_lock_do_not_take_each_others_drafts(tmp_path, monkeypatch):
+    """Two containers may have one process id."""
+    monkeypatch.setattr("leadline.data.kept.lock", lambda *_, **__: True)
+
+    def slow(draft):
+        (draft / "a").write_text("first")
+        kept("name", tmp_path, lambda other: (other / "a").write_text("second"), "things")
+        assert (draft / "a").read_text() == "first"
+
+    assert (kept("name", tmp_path, slow, "things") / "a").read_text() == "first"
 
 
 def broken_gzip():
