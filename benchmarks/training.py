@@ -149,6 +149,8 @@ def main() -> None:
     }
     if options.recipe is not None:
         given = load_recipe(options.recipe, options.settings).model_copy(update={"out": None})
+        if given.batch.accumulate > 1:
+            raise SystemExit(f"batch.accumulate is {given.batch.accumulate}; batches are timed whole, give 1")
         processes = join(given)
         own, held, alone = (build_task(given, processes.device) for _ in range(3))
         held.batches = Held([own.batches(step) for step in range(4)], own.batches.steps_per_epoch)

@@ -45,7 +45,8 @@ def accuracy(record: Record) -> float:
 
 
 def end_loss(record: Record) -> float:
-    """The training loss over the last tenth of a run: a single reading is mostly the noise of its batches."""
+    """The training loss, of the readings that a record keeps, over the last tenth of a run: a single one is mostly the
+    noise of its batches."""
     rows = record["training"]
     return statistics.fmean(row["loss"] for row in rows if row["epoch"] > 0.9 * rows[-1]["epoch"])
 

@@ -98,15 +98,14 @@ def _strengths(found: Found) -> list[dict[str, Any]]:
 
 
 def _learned(found: Found) -> str:
-    rows = _strengths(found)
+    rows = [row for row in _strengths(found) if not row["parameter"].startswith("blocks.0.")]
     if not rows:
-        return "Where learned alpha' would go was not tried."
-    rows = [row for row in rows if not row["parameter"].startswith("blocks.0.")]
-    means = [row["mean"] for row in rows if row["seed"] == 0]
+        return "Where learned alpha' goes is not known."
+    means = [row["mean"] for row in rows if row["seed"] == rows[0]["seed"]]
     return (
         "Learned, one number a head from .5 on and with start from scores, alpha' ended at a mean of "
         f"{spread([row['mean'] for row in rows])[0]:.2f} without the first block, where it has no effect (layer means "
-        f"from {min(means):.2f} to {max(means):.2f} in the first seed; heads from "
+        f"from {min(means):.2f} to {max(means):.2f} in one seed; heads of all from "
         f"{min(row['least'] for row in rows):.2f} to {max(row['most'] for row in rows):.2f})."
     )
 

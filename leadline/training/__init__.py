@@ -10,12 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _WHERE = {
-    "Recipe": "recipe",
-    "Stopped": "stop",
-    "find_checkpoint": "checkpoint",
-    "load_recipe": "recipe",
-    "parse_recipe": "recipe",
-    "train": "engine",
+    "Recipe": "training.recipe",
+    "Stopped": "training.stop",
+    "find_checkpoint": "models.checkpoints",
+    "load_recipe": "training.recipe",
+    "parse_recipe": "training.recipe",
+    "train": "training.engine",
 }
 
 __all__ = ["Recipe", "Stopped", "find_checkpoint", "load_recipe", "parse_recipe", "train"]
@@ -30,5 +30,5 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     """Lazy: a recipe's sections are read before torch is needed, and tasks import their sections from here."""
     if name in _WHERE:
-        return getattr(importlib.import_module(f"leadline.training.{_WHERE[name]}"), name)
+        return getattr(importlib.import_module(f"leadline.{_WHERE[name]}"), name)
     raise AttributeError(f"module 'leadline.training' has no attribute {name!r}")

@@ -122,7 +122,7 @@ def write_json(file: Path, content: Any) -> None:
 def flush(path: Path) -> None:
     """fsync of a file or, where the system can, of a folder."""
     try:
-        handle = os.open(path, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows flushes what may be written alone
     except PermissionError:  # folders on Windows
         return
     try:

@@ -100,9 +100,8 @@ def join(recipe: Recipe) -> Processes:
         found = Processes(
             state.process_index, state.num_processes, torch.device(state.device), "fsdp" if sharded else "ddp"
         )
-    own = recipe.model_dump(mode="json")
-    for rank, theirs in enumerate(found.gather(own)):
-        if changed := differences(own, theirs, _OWN):
+    for rank, theirs in enumerate(found.gather(recipe)):
+        if changed := differences(recipe, theirs, _OWN):
             told = ", ".join(
                 f"{key} ({ours} on process {found.rank}, {other} on {rank})" for key, ours, other in changed
             )

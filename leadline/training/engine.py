@@ -29,7 +29,7 @@ from leadline.probing.watch import Watcher
 from leadline.training import checkpoint, state
 from leadline.training.distributed import Processes, Weights, check_same_data, ignored_precision, join, replicate, shard
 from leadline.training.divergence import diagnose
-from leadline.training.folder import SUMMARY, alone, claim, owner, read_summary, write_summary
+from leadline.training.folder import FULL, SUMMARY, alone, claim, owner, read_summary, write_summary
 from leadline.training.graph import GraphStep
 from leadline.training.logs import PROBE, Listener, Logs, preparing
 from leadline.training.recipe import Recipe
@@ -72,11 +72,18 @@ def _explained(recipe: Recipe, processes: Processes) -> Iterator[None]:
     try:
         yield
     except OSError as error:  # most likely a log that finds no room; checkpoints say so themselves
+        advice = "make room" if error.errno in FULL else "mend that"
         raise Stopped(
             f"the run cannot go on: {error.strerror or error} ({error.filename or recipe.out}); the last checkpoint: "
-            f"{_last_checkpoint(recipe)}; make room and run the same command again"
+            f"{_last_checkpoint(recipe)}; {advice} and run the same command again"
         ) from error
     except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):  # a GPU's, the CPU's
+            raise Stopped(
+                f"{processes.device} has not enough memory for this run; the last checkpoint: "
+                f"{_last_checkpoint(recipe)}; run again with checkpointing=true, or with another out= and a larger "
+                "batch.accumulate or a smaller batch.size or model"
+            ) from error
         if processes.world == 1 or " by peer" not in str(error):  # closed, or reset
             raise
         raise Stopped(
@@ -96,8 +103,7 @@ class Run:
             raise LeadlineError("out is missing; give a folder for this run, such as out=runs/first")
         self.recipe, self.processes, self.console = recipe, processes, console
         self.out = Path(recipe.out)
-        if recipe.precision != "float32":
-            torch.set_float32_matmul_precision("high")
+        torch.set_float32_matmul_precision("highest" if recipe.precision == "float32" else "high")
         self.task = make_task(recipe, processes.device, processes.rank, processes.world)
         check_same_data(processes, self.task.fingerprints)
         per_epoch = self.per_epoch = self.task.batches.steps_per_epoch
@@ -110,7 +116,7 @@ class Run:
         torch.manual_seed(recipe.seed)
         model = self.task.make_model().to(processes.device)
         self.step = prepare_step(recipe, self.task, model, processes, rate)
-        self.sizes = sum(p.numel() for p in model.parameters())
+        self.parameters = sum(p.numel() for p in model.parameters())
         self.every = {name: self._steps(span) for name, span in self._spans().items()}
         self.seconds = 0.0  # of earlier parts of this run
         self.best: dict[str, Any] | None = None
@@ -130,7 +136,7 @@ class Run:
         finished = self.processes.agree(read_summary(self.out)) if start == self.total else None
         if finished is not None and finished["steps"] == self.total:
             if self.processes.main:
-                self.console.print(f"{self.out} is finished: nothing to do", soft_wrap=True, highlight=False)
+                self._tell(f"{self.out} is finished: nothing to do")
             return finished
         if self.processes.main:
             (self.out / SUMMARY).unlink(missing_ok=True)  # of a shorter run
@@ -154,6 +160,9 @@ class Run:
         last = checkpoint.folder_of(self.out, self.total)
         request.saved = f"after the last step; saved in {last}, run the same command again for its evaluation"
         return self._finish()
+
+    def _tell(self, line: str) -> None:
+        self.console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def _close_logs(self) -> None:
         with suppress(OSError):  # said already
@@ -322,7 +331,7 @@ class Run:
                     )
                 self.task.settle(self.out)
                 claim(self.out, self.recipe)
-                checkpoint.set_aside(self.out, lambda line: self.console.print(line, soft_wrap=True, highlight=False))
+                checkpoint.set_aside(self.out, self._tell)
             except LeadlineError as error:
                 failure = error
         if (told := self.processes.agree(failure)) is not None:
@@ -334,7 +343,7 @@ class Run:
         self.owed, self.saved = facts.get("owed", False), facts["step"]
         if self.processes.main and facts["step"] < self.total:
             line = f"going on after step {facts['step']} of {self.total}, from {self.out}"
-            self.console.print(line + self._stretched(before, facts["step"]), soft_wrap=True, highlight=False)
+            self._tell(line + self._stretched(before, facts["step"]))
         return facts["step"]
 
     def _stretched(self, before: Recipe | None, step: int) -> str:
@@ -366,7 +375,7 @@ class Run:
             "steps": self.total,
             "epochs": self.total / self.per_epoch,
             "seconds": round(seconds, 3),
-            "parameters": self.sizes,
+            "parameters": self.parameters,
             "data": self.task.describe(),
             "processes": self.processes.world,
             "distributed": self.processes.mode,
@@ -416,7 +425,7 @@ def prepare_step(recipe: Recipe, task: Task, model: nn.Module, processes: Proces
 def _has_unused(recipe: Recipe, task: Task, model: nn.Module, processes: Processes) -> bool:
     """Whether the loss leaves some weights out, as where the last layer's scores come too late to be used."""
     batch = task.batches(0, 0, rank=processes.rank, world=processes.world)
-    loss, _, _ = task.loss(model, batch, None)
+    loss, _, _ = task.loss(model, {name: part[:1] for name, part in batch.items()}, None)  # one sample tells
     gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     return any(gradient is None for gradient in gradients)
 

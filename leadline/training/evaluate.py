@@ -157,7 +157,8 @@ def load_for(recipe: str | os.PathLike[str], data: type, kind: str) -> dict[str,
 
 
 def _check_fit(model: Any, task: VisionTask, origin: Path) -> None:
-    for option, given in (("num_classes", task.look.classes), ("image_size", task.look.size)):
+    look = task.look
+    for option, given in (("num_classes", look.classes), ("image_size", look.size), ("channels", len(look.mean))):
         own = getattr(model.config, option, None)
         if own != given:
             raise LeadlineError(f"{origin} has {option} {own} and the recipe's data {given}; give its own recipe")

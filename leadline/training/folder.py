@@ -23,6 +23,8 @@ from leadline.training.stop import Stopped
 RECIPE, SUMMARY = "recipe.yaml", "summary.json"
 DATA = {"text": "text.json", "images": "images.json"}
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what one may have of it
+
 # What may change when a run goes on: how it is computed and watched, how long it is, where its data lie.
 FREE = (
     "length", "checkpoint", "watch", "log", "evaluate", "device", "threads", "compile", "graph", "distributed",
@@ -43,8 +45,12 @@ def owner(out: Path, recipe: Recipe) -> Recipe | None:
         if saved is None:
             return None
         before = saved.state["recipe"]  # the file was lost
-    _compare(before, recipe.model_dump(mode="json"), out)
-    return parse_recipe(before)
+    try:
+        found = parse_recipe(before)  # a version that had fewer keys did what their defaults say
+    except LeadlineError as error:
+        raise LeadlineError(f"{file} is no recipe ({error}); give another out=") from error
+    _compare(found, recipe, out)
+    return found
 
 
 @contextmanager
@@ -112,8 +118,7 @@ def claim_data(out: Path, kind: str, found: dict[str, Any], origin: str) -> None
 
 
 def _unusable(out: Path, error: OSError) -> LeadlineError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    advice = "make room there and run the same command again" if full else "give another folder"
+    advice = "make room there and run the same command again" if error.errno in FULL else "give another folder"
     return LeadlineError(f"out={out} cannot be used ({error.strerror or error}); {advice}")
 
 
@@ -126,7 +131,7 @@ def read_data(out: Path, kind: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _compare(before: dict[str, Any], now: dict[str, Any], out: Path) -> None:
+def _compare(before: Recipe, now: Recipe, out: Path) -> None:
     changed = [f"{key} ({old} there, {new} now)" for key, old, new in differences(before, now, FREE)]
     if changed:
         raise LeadlineError(

@@ -16,7 +16,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def undecayed(model: nn.Module) -> set[str]:
     """Names of the parameters that weight decay leaves alone: vectors and single numbers (norms, biases, learned
-    strengths), position embeddings, the biases of relative positions, and tokens of the model's own (class,
+    strengths), position embeddings, the biases u and v of relative positions, and tokens of the model's own (class,
     distillation)."""
     positions = {
         f"{name}.{inner}"
@@ -27,7 +27,7 @@ def undecayed(model: nn.Module) -> set[str]:
     return {
         name
         for name, parameter in model.named_parameters()
-        if parameter.ndim < 2 or name in positions or "bias" in name.rpartition(".")[2] or name.endswith("_token")
+        if parameter.ndim < 2 or name in positions or name in ("u", "v") or name.endswith("_token")
     }
 
 

@@ -240,9 +240,9 @@ def parse_recipe(tree: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any], free: Iterable[str]) -> list[tuple[str, Any, Any]]:
-    """Where two recipes, as plain values, differ: (key, what one has, what the other has), but for what is ``free``."""
-    first, second = dict(_flat(one)), dict(_flat(other))
+def differences(one: Recipe, other: Recipe, free: Iterable[str]) -> list[tuple[str, Any, Any]]:
+    """Where two recipes differ: (key, what one has, what the other has), but for what is ``free``."""
+    first, second = (dict(_flat(recipe.model_dump(mode="json"))) for recipe in (one, other))
     return [
         (key, first.get(key, "not set"), second.get(key, "not set"))
         for key in sorted(first.keys() | second.keys())

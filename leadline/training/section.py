@@ -6,9 +6,9 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
 from pydantic_core import core_schema
 
 Place = Annotated[str, AfterValidator(os.path.expanduser)]  # a file or folder; ~ is the user's own
@@ -19,6 +19,20 @@ class Section(BaseModel):
     """A section of a recipe: plain values, fixed once read, nothing but the keys that are declared."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_switch_for_a_number(cls, given: Any) -> Any:
+        """Python's True is 1, and YAML's yes is True."""
+        for name, value in given.items() if isinstance(given, dict) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field is not None and _numeric(field.annotation):
+                raise ValueError(f"{name} is {str(value).lower()}, which is no number")
+        return given
+
+
+def _numeric(annotation: Any) -> bool:
+    return annotation in (int, float) or any(_numeric(part) for part in get_args(annotation))
 
 
 def refuse_idle(section: Section, why: Mapping[str, str | None]) -> None:

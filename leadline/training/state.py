@@ -4,7 +4,7 @@ model.safetensors, config.json   the weights, as ``model.save`` writes them: ``l
 ema/                             the averaged weights, likewise
 optimizer.safetensors            exp_avg.NAME, exp_avg_sq.NAME, step.NAME
 carry.safetensors                what a model carries from step to step, of the whole batch
-state.json                       step, schedule, random seed, loss scale, running sums, score, recipe, versions
+state.json                       step, learning rate, random seed, loss scale, running sums, score, recipe
 """
 
 from __future__ import annotations

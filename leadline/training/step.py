@@ -130,6 +130,8 @@ class Step:
 
     def _judge(self, loss: Tensor, norm: Tensor) -> None:
         """Did this step go wrong? With fp16 an overflowing gradient only lowers the scale, until there is none left."""
+        if self.recipe.precision == "fp16":  # where no gradient tells the others
+            loss = self.processes.mean(loss)
         wrong = ~loss.isfinite() | (norm.isfinite() & (norm > self.recipe.norm_limit))
         overflow = ~norm.isfinite()
         wrong = wrong | (self.scale < 1) if self.recipe.precision == "fp16" else wrong | overflow

@@ -132,6 +132,14 @@ def test_a_divergence_is_seen_where_it_is(two, tmp_path, mode):
     assert found["limit"].split(";")[0] == str(one.value).split(";")[0]
 
 
+def test_with_fp16_a_loss_that_is_not_finite_on_one_process_stops_all(two):
+    """No gradient tells the others there: one that is not finite may be the scale's."""
+    facts = [json.loads((two / f"facts-{rank}.json").read_text()) for rank in (0, 1)]
+    assert facts[0]["nan fp16"] == facts[1]["nan fp16"]
+    assert facts[0]["nan fp16"].startswith("diverged at step 3: ")
+    assert facts[0]["weights fp16"] == facts[1]["weights fp16"]
+
+
 def test_processes_with_different_recipes_or_data_are_refused(two):
     found = [json.loads((two / f"facts-{rank}.json").read_text()) for rank in (0, 1)]
     for rank, facts in enumerate(found):

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from training_toys import CarryTask, Poisoned, ToyBatches, ToyTask, assert_same_run, log_of, tensors_of, toy_recipe
@@ -286,6 +287,48 @@ def test_weight_decay_spares_what_it_should():
         "patch.weight", "blocks.0.attention.qkv.weight", "blocks.0.attention.proj.weight", "blocks.0.mlp.fc1.weight",
         "blocks.0.mlp.fc2.weight", "head.weight", "distillation_head.weight",
     }  # fmt: skip
+    model = ll.create_model("transformer_xl_base", depth=1, dim=20, ffn=8, vocab_size=9)
+    decayed = {name for name, _ in model.named_parameters()} - undecayed(model)
+    assert decayed == {
+        "token.weight", "blocks.0.attention.qkv.weight", "blocks.0.attention.proj.weight",
+        "blocks.0.attention.relative.weight", "blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight",
+    }  # fmt: skip
+
+
+def test_float32_is_float32_whatever_the_process_had(tmp_path):
+    class Seen(ToyTask):
+        def loss(self, model, batch, carry):
+            found.add(torch.get_float32_matmul_precision())
+            return super().loss(model, batch, carry)
+
+    found, before = set(), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        train(toy_recipe(tmp_path, length="2 steps", schedule={"warmup": 0}), make_task=Seen)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert found == {"highest"}
+
+
+def test_too_little_memory_is_one_line(tmp_path):
+    class Greedy(ToyTask):
+        def loss(self, model, batch, carry):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nSee documentation")
+
+    with pytest.raises(Stopped, match=r"cpu has not enough memory .*last checkpoint: none yet; run again with") as held:
+        train(toy_recipe(tmp_path), make_task=Greedy)
+    assert held.value.code == 1
+
+
+def test_names_with_brackets_are_printed_as_they_are(tmp_path, capsys):
+    out = tmp_path / "vit[lr=1e-3][/b]"
+    train(toy_recipe(out, length="8 steps"), make_task=ToyTask)
+    train(toy_recipe(out), make_task=ToyTask)
+    train(toy_recipe(out), make_task=ToyTask)
+    said = capsys.readouterr().err.replace("\n", "")
+    assert f"from {out}" in said
+    assert f"{out} is finished" in said
 
 
 def test_a_folder_belongs_to_one_recipe(tmp_path, capsys):
@@ -302,6 +345,13 @@ def test_a_folder_belongs_to_one_recipe(tmp_path, capsys):
     assert train(toy_recipe(tmp_path, length="14 steps"), make_task=ToyTask)["steps"] == 14
     said = " ".join(capsys.readouterr().err.split())
     assert "length was 12 steps, and the schedule is now that of 14: the learning rate goes from" in said
+    plain = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    del plain["regularise"]["smoothing"]  # by a version that did not know it
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(plain))
+    assert train(toy_recipe(tmp_path, length="15 steps"), make_task=ToyTask)["steps"] == 15
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**plain, "speed": 9}))
+    with pytest.raises(LeadlineError, match=r"recipe.yaml is no recipe \(unknown key of a recipe 'speed'"):
+        train(toy_recipe(tmp_path, length="16 steps"), make_task=ToyTask)
     (tmp_path / "recipe.yaml").write_text("")  # lost by a system that fell; the checkpoints know it
     with pytest.raises(LeadlineError, match=r"another recipe: seed \(0 there, 7 now\)"):
         train(toy_recipe(tmp_path, length="16 steps", seed=7), make_task=ToyTask)

@@ -131,3 +131,6 @@ def test_a_cured_model_is_evaluated_by_the_recipe_of_its_run(run: tuple[Path, di
     leadline.create_model("vit_tiny", depth=1, num_classes=3, image_size=8, patch_size=4).save(tmp_path / "three")
     with pytest.raises(LeadlineError, match="has num_classes 3 and the recipe's data 10"):
         evaluate(tmp_path / "three", recipe=recipe, device="cpu")
+    leadline.create_model("vit_tiny", depth=1, num_classes=10, image_size=8, patch_size=4).save(tmp_path / "colour")
+    with pytest.raises(LeadlineError, match="has channels 3 and the recipe's data 1"):
+        evaluate(tmp_path / "colour", recipe=recipe, device="cpu")

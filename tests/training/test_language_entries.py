@@ -142,6 +142,17 @@ def test_gpt2_with_carried_scores_and_where_learned_ones_go(context):
     assert shape.holds == (shape.ours < 0)
 
 
+def test_where_learned_ones_go_is_told_of_the_runs_that_did_not_diverge():
+    def record(*means):
+        names = ["blocks.0.alpha_prime", "blocks.1.alpha_prime"]
+        return Record("r", {"strengths": {name: [mean] for name, mean in zip(names, means, strict=False)}})
+
+    told = trained_language_gpt2._learned({"alpha' learned": [record(), record(0.9, 0.4)]})
+    assert "ended at a mean of 0.40 without the first block" in told
+    for lost in ([record()], [record(0.9)], []):
+        assert "not known" in trained_language_gpt2._learned({"alpha' learned": lost})
+
+
 def test_violins_of_a_trained_gpt2(context):
     result, _ = run(context, trained_language_violins.ENTRY, seeds=1)
     assert {(row["arm"], row["layer"]) for row in result.tables["layers"]} == {

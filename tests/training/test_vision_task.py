@@ -40,6 +40,8 @@ def test_the_model_fits_the_data() -> None:
         build_task(recipe(model={**MODEL, "num_classes": 7}), CPU).make_model()
     with pytest.raises(LeadlineError, match=r"data\.mean has 3 numbers"):
         build_task(recipe(data={"name": "digits", "mean": [0.5] * 3}), CPU)
+    with pytest.raises(LeadlineError, match="model is gpt2_small, which takes no images; give one such as vit_tiny"):
+        build_task(recipe(model={"name": "gpt2_small"}), CPU).make_model()
     for wrong in ({"name": "digits", "path": "x"}, {"name": "cifar10", "store": "workers"}):
         with pytest.raises(LeadlineError, match="leave"):
             recipe(data=wrong)

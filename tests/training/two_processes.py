@@ -65,6 +65,14 @@ class LateNaN(ToyTask):
         self.batches = Spoiled(recipe, device)
 
 
+class KeptNaN(LateNaN):
+    """The same, with the model at hand after the run."""
+
+    def make_model(self):
+        models.append(super().make_model())
+        return models[-1]
+
+
 class Explodes(ToyTask):
     """The loss of the second process alone, from the fourth step on."""
 
@@ -123,6 +131,9 @@ def main(out):
         facts[f"nan {mode}"] = diverges(out / f"nan-{mode}", LateNaN, **settings)
         facts[f"exploding {mode}"] = diverges(out / f"exploding-{mode}", Explodes, **settings)
         facts[f"limit {mode}"] = diverges(out / f"limit-{mode}", ToyTask, norm_limit=1e-3, **settings)
+    fp16 = {"precision": "fp16", "batch": {"accumulate": 2}, "log": {"every": 12}, "evaluate": "12 steps"}
+    facts["nan fp16"] = diverges(out / "nan-fp16", KeptNaN, **fp16, checkpoint={"every": "12 steps"})
+    facts["weights fp16"] = [float(p.detach().double().sum()) for p in models[0].parameters()]
     rank = facts["rank"] = int(os.environ["RANK"])
     there = {"out": str(out / f"own-{rank}"), "data": {"cache": str(out / f"cache-{rank}")}}  # may be each one's own
     facts["recipes"] = refusal(toy_recipe(optimizer={"lr": 1e-3 * (1 + rank)}, **there))
@@ -134,4 +145,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     facts: dict = {}
     states: set = set()
+    models: list = []
     main(Path(sys.argv[1]))

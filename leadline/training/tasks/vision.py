@@ -164,8 +164,10 @@ class VisionTask:
         claim_data(out, "images", self.fingerprints, self.data.path or self.data.name)
 
     def make_model(self) -> nn.Module:
-        from leadline.models import create_model
+        from leadline.models import MODELS, create_model
 
+        if not hasattr(MODELS[self.recipe.model.name][0].Config, "num_classes"):
+            raise LeadlineError(f"model is {self.recipe.model.name}, which takes no images; give one such as vit_tiny")
         options = self.recipe.model_options()
         channels = len(self.look.mean)
         for name, value in (("num_classes", self.look.classes), ("image_size", self.look.size), ("channels", channels)):
