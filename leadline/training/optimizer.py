@@ -33,17 +33,12 @@ def undecayed(model: nn.Module) -> set[str]:
 
 def make_optimizer(settings: Optimizer, weights: Weights, spared: set[str], lr: Tensor) -> torch.optim.Optimizer:
     """torch's fused optimizer. Its rate is the tensor ``lr``, so that a CUDA graph sees it change."""
-    groups: list[dict[str, Any]] = []
-    for decay in (settings.weight_decay, 0.0):
-        chosen = [
-            local
-            for name, local in zip(weights.names, weights.local, strict=True)
-            if (name in spared) == (decay == 0.0 and settings.weight_decay != 0.0)
-        ]
-        if chosen:
-            groups.append({"params": chosen, "weight_decay": decay})
-        if settings.weight_decay == 0.0:
-            break
+    decayed: list[Tensor] = []
+    others: list[Tensor] = []
+    for name, local in zip(weights.names, weights.local, strict=True):
+        (others if name in spared else decayed).append(local)
+    pairs = ((decayed, settings.weight_decay), (others, 0.0))
+    groups: list[dict[str, Any]] = [{"params": chosen, "weight_decay": decay} for chosen, decay in pairs if chosen]
     kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
     on_gpu = lr.device.type == "cuda"
     return kind(groups, lr=lr, betas=settings.betas, eps=settings.eps, fused=True, capturable=on_gpu)

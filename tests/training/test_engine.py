@@ -27,9 +27,9 @@ def plain_loop(recipe, scaler=None, dtype=None):
     torch.manual_seed(recipe.seed)
     task = ToyTask(recipe, "cpu")
     model = task.make_model()
-    spared = undecayed(model)
+    spared, decay = undecayed(model), recipe.optimizer.weight_decay
     groups = [
-        {"params": [p for n, p in model.named_parameters() if n not in spared], "weight_decay": 0.1},
+        {"params": [p for n, p in model.named_parameters() if n not in spared], "weight_decay": decay},
         {"params": [p for n, p in model.named_parameters() if n in spared], "weight_decay": 0.0},
     ]
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[recipe.optimizer.name]
@@ -67,11 +67,12 @@ def test_torch_is_left_as_it_was(tmp_path):
     assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == before
 
 
+@pytest.mark.parametrize("decay", [0.1, 0.0])
 @pytest.mark.parametrize("name", ["adamw", "adam"])
-def test_it_is_the_loop_one_would_write_in_torch(tmp_path, name):
+def test_it_is_the_loop_one_would_write_in_torch(tmp_path, name, decay):
     recipe = toy_recipe(
         tmp_path, model={"dropout": 0.1, "attention": "hopfield"}, regularise={"ema": 0.9, "drop_path": 0.1},
-        optimizer={"name": name},
+        optimizer={"name": name, "weight_decay": decay},
     )  # fmt: skip
     train(recipe, make_task=ToyTask)
     model, average, rows = plain_loop(recipe)
