@@ -53,6 +53,7 @@ def train(recipe: Recipe, *, console: Console | None = None, make_task: MakeTask
     if (recipe.threads or 1) > (cores := os.cpu_count() or 1):
         raise LeadlineError(f"threads is {recipe.threads} and this machine has {cores} cores; give at most these")
     threads, products = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    convolutions = torch.backends.cudnn.allow_tf32
     torch.set_num_threads(recipe.threads or threads)
     try:
         processes = join(recipe)
@@ -64,6 +65,7 @@ def train(recipe: Recipe, *, console: Console | None = None, make_task: MakeTask
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 @contextmanager
@@ -104,6 +106,7 @@ class Run:
         self.recipe, self.processes, self.console = recipe, processes, console
         self.out = Path(recipe.out)
         torch.set_float32_matmul_precision("highest" if recipe.precision == "float32" else "high")
+        torch.backends.cudnn.allow_tf32 = recipe.precision != "float32"
         self.task = make_task(recipe, processes.device, processes.rank, processes.world)
         check_same_data(processes, self.task.fingerprints)
         per_epoch = self.per_epoch = self.task.batches.steps_per_epoch
@@ -340,7 +343,8 @@ class Run:
             return 0
         facts = state.load(self.step, saved)
         self.seconds, self.best, self.since = facts["seconds"], facts["best"], facts["since"]
-        self.owed, self.saved = facts.get("owed", False), facts["step"]
+        self.saved = facts["step"]
+        self.owed = facts.get("owed", False) or (self.saved == self.total and facts["score"] is None)
         if self.processes.main and facts["step"] < self.total:
             line = f"going on after step {facts['step']} of {self.total}, from {self.out}"
             self._tell(line + self._stretched(before, facts["step"]))

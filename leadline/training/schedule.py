@@ -19,8 +19,8 @@ class LearningRate:
         constant     lr
 
     and the cool-down goes in a straight line from the rate it finds to ``final * lr``: after a cosine that is a
-    stretch at the final rate, as timm's cool-down epochs are. A multi-step or constant schedule without a cool-down
-    never uses ``final``.
+    stretch at the final rate, as timm's cool-down epochs are, unless nothing lies between: then it starts from ``lr``.
+    A multi-step or constant schedule without a cool-down never uses ``final``.
     """
 
     def __init__(self, schedule: Schedule, lr: float, total: int, steps_per_epoch: int) -> None:
@@ -53,6 +53,6 @@ class LearningRate:
         s = self.schedule
         if s.name == "cosine":
             length = self.total - self.warmup - self.cooldown
-            share = (step - self.warmup) / length if length else 1.0
+            share = (step - self.warmup) / length if length else 0.0
             return self.lr * (s.final + (1 - s.final) * (1 + math.cos(math.pi * share)) / 2)
         return self.lr * s.factor ** sum(step >= at for at in self.milestones)

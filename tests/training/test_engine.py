@@ -299,17 +299,18 @@ def test_weight_decay_spares_what_it_should():
 def test_float32_is_float32_whatever_the_process_had(tmp_path):
     class Seen(ToyTask):
         def loss(self, model, batch, carry):
-            found.add(torch.get_float32_matmul_precision())
+            found.add((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
             return super().loss(model, batch, carry)
 
     found, before = set(), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
+    torch.backends.cudnn.allow_tf32 = True  # torch's own choice
     try:
         train(toy_recipe(tmp_path, length="2 steps", schedule={"warmup": 0}), make_task=Seen)
-        assert torch.get_float32_matmul_precision() == "medium"
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("medium", True)
     finally:
         torch.set_float32_matmul_precision(before)
-    assert found == {"highest"}
+    assert found == {("highest", False)}
 
 
 def test_too_little_memory_is_one_line(tmp_path):

@@ -266,6 +266,21 @@ def test_a_longer_run_that_stops_in_its_last_evaluation_is_not_finished(tmp_path
     assert train(toy_recipe(tmp_path, **constant), make_task=ToyTask)["steps"] == 12
 
 
+def test_a_run_made_shorter_to_where_it_stopped_is_evaluated_there(tmp_path):
+    """Its checkpoint was saved by the signal, between two evaluations."""
+    constant = {"schedule": {"name": "constant"}, "checkpoint": {"every": "100 %"}}
+
+    class Task(Interrupted):
+        at = 7
+
+    with pytest.raises(Stopped, match="after step 8 of 12"):
+        train(toy_recipe(tmp_path / "cut", **constant), make_task=Task)
+    cut = train(toy_recipe(tmp_path / "cut", length="8 steps", **constant), make_task=ToyTask)
+    calm = train(toy_recipe(tmp_path / "calm", length="8 steps", **constant), make_task=ToyTask)
+    assert_same_run(tmp_path / "calm", tmp_path / "cut")
+    assert cut["best"] == calm["best"]
+
+
 def test_columns_that_a_probe_gains_do_not_spoil_its_log(tmp_path):
     constant = {"schedule": {"name": "constant"}}
     train(toy_recipe(tmp_path, length="4 steps", watch={"every": "2 steps"}, **constant), make_task=ToyTask)

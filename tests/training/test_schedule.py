@@ -54,6 +54,12 @@ def test_a_constant_rate_cools_down_in_a_straight_line():
     assert ours[180:] == pytest.approx([0.2 - 0.1 * i / 20 for i in range(20)])
 
 
+@pytest.mark.parametrize("name", ["cosine", "constant"])
+def test_a_cool_down_that_follows_the_warm_up_starts_from_the_full_rate(name):
+    ours = rates(total=10, per_epoch=1, name=name, warmup=5, cooldown=5, final=0.5)
+    assert ours == pytest.approx([0, 0.04, 0.08, 0.12, 0.16, 0.2, 0.18, 0.16, 0.14, 0.12])
+
+
 def test_spans():
     assert [Span(given).steps(13, 1000) for given in (2, "2 epochs", "1 epoch", ".5", "40 steps", "70 %", "70%")] == [
         26, 26, 13, 6, 40, 700, 700,
