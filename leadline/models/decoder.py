@@ -54,7 +54,7 @@ class Decoder(Model):
         self.dropout = nn.Dropout(c.embedding_dropout)
         self.norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.norm == "pre" else nn.Identity()
         self.head = None if c.tied else nn.Linear(c.dim, c.vocab_size, bias=False)
-        init_weights(self, c.init, scale_residual=c.init == "normal")
+        init_weights(self, c.init, depth=c.depth if c.init == "normal" else None)
 
     def encode(
         self,

@@ -234,9 +234,10 @@ def test_initialisations():
     assert math.isclose(spread(fused), (2 / (dim + 3 * dim)) ** 0.5, rel_tol=0.05)
     assert math.isclose(spread(by_name["torch"].blocks[0].attention.qkv.weight), (1 / (3 * dim)) ** 0.5, rel_tol=0.05)
     assert by_name["xavier"].blocks[0].attention.qkv.bias.abs().max() == 0
-    gpt2 = ll.create_model("gpt2_small", depth=8, dim=dim, heads=3, vocab_size=29)
-    assert math.isclose(spread(gpt2.blocks[3].mlp.fc2.weight), 0.02 / 4, rel_tol=0.05)
-    assert math.isclose(spread(gpt2.blocks[3].mlp.fc1.weight), 0.02, rel_tol=0.05)
+    for shared in (False, True):
+        gpt2 = ll.create_model("gpt2_small", depth=8, dim=dim, heads=3, vocab_size=29, shared_layers=shared)
+        assert math.isclose(spread(gpt2.blocks[-1].mlp.fc2.weight), 0.02 / 4, rel_tol=0.05)
+        assert math.isclose(spread(gpt2.blocks[-1].mlp.fc1.weight), 0.02, rel_tol=0.05)
 
 
 @pytest.mark.parametrize(

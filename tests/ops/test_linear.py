@@ -1,5 +1,8 @@
 """The linear-memory path against the reference in float64: on the GPU, or by Triton's interpreter on small shapes."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 from test_fused import DEVICE, GPU, TOLERANCE, compare, draw, through
@@ -7,7 +10,7 @@ from test_fused import DEVICE, GPU, TOLERANCE, compare, draw, through
 from leadline import ops
 from leadline.errors import LeadlineError
 from leadline.ops import backends, hopfield
-from leadline.ops.hopfield import linear, reference
+from leadline.ops.hopfield import fused, linear, reference
 
 SHAPES = [(1, 16), (70, 24), (130, 16)]  # tokens, head width
 if GPU:
@@ -114,6 +117,18 @@ def test_the_dispatch_takes_it_when_asked_and_when_a_dense_state_would_not_fit(m
     monkeypatch.undo()
     assert hopfield._long(q, state, True)  # the layers after the first follow it
     assert torch.allclose(out, reference.hopfield_attention(q, k, v)[0], atol=1e-5)
+
+
+def test_memory_that_is_kept_for_reuse_counts_as_free(monkeypatch):
+    q = SimpleNamespace(is_cuda=True, device="cuda:0", shape=(8, 12, 4096, 64), element_size=lambda: 2)
+    state = 2 * math.prod(fused.state_shape(q.shape, False))
+    free, kept, used = 4 * state, 30 * state, 2 * state  # a step has left its states with the allocator
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 0))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: kept + used)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: used)
+    assert not hopfield._long(q, None, False)
+    kept = 0
+    assert hopfield._long(q, None, False)
 
 
 def test_the_dispatch_falls_back_and_says_why():

@@ -97,4 +97,5 @@ def _long(q: Tensor, state: tuple[Tensor, ...] | None, causal: bool) -> bool:
         free = torch.cuda.get_device_properties(q.device).total_memory
     else:
         free, _ = torch.cuda.mem_get_info(q.device)
+        free += torch.cuda.memory_reserved(q.device) - torch.cuda.memory_allocated(q.device)  # kept for reuse
     return LAYERS * size > free
