@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import leadline
 from leadline.errors import LeadlineError
-from leadline.files import whole
+from leadline.files import save_tensors, whole
 from leadline.nn import BlockConfig
 
 CONFIG_FILE = "config.json"
@@ -40,10 +39,9 @@ class Model(nn.Module):
         """
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().contiguous() for name, tensor in (weights or self.state_dict()).items()}
         description = {"leadline": leadline.__version__, "family": self.family, "config": asdict(self.config)}
         with whole(target / CONFIG_FILE) as new_config, whole(target / WEIGHTS_FILE) as new_weights:
-            save_file(tensors, new_weights)
+            save_tensors(weights or self.state_dict(), new_weights)
             new_config.write_text(json.dumps(description, indent=2) + "\n")
 
 

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import warnings
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +23,10 @@ from leadline.errors import LeadlineError
 MANIFEST, STATE = "manifest.json", "state.json"
 REPLACED = ".replaced-"  # before the name of a checkpoint while another one of its step takes its place
 _NAME = re.compile(rf"(?:{re.escape(REPLACED)})?step-(\d{{6,}})")
+
+
+class UnreadableError(LeadlineError):
+    """A checkpoint that this user may not read; it may be whole."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,10 @@ def check(folder: Path) -> Saved:
         return Saved(folder, manifest["step"], json.loads((folder / STATE).read_text()))
     except FileNotFoundError as error:
         raise LeadlineError(f"{error.filename} is missing") from error
+    except PermissionError as error:
+        raise UnreadableError(
+            f"{error.filename or folder} cannot be read ({error.strerror}); have its owner permit it"
+        ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, LeadlineError):
             raise
@@ -73,10 +80,14 @@ def check(folder: Path) -> Saved:
 
 
 def newest(out: Path) -> Saved | None:
-    """The newest checkpoint that is whole."""
+    """The newest checkpoint that is whole. One that may not be read is an error: an older one would be no better."""
     for _, folder in reversed(listed(out)):
-        with suppress(LeadlineError):
+        try:
             return check(folder)
+        except UnreadableError:
+            raise
+        except LeadlineError:
+            continue
     return None
 
 
@@ -86,6 +97,8 @@ def find_checkpoint(out: str | os.PathLike[str], which: Literal["best", "last"] 
     for _, folder in listed(Path(out)):
         try:
             whole.append(check(folder))
+        except UnreadableError:
+            raise
         except LeadlineError as error:
             damaged.append(f"{folder.name} is damaged ({error})")
     if not whole:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from leadline.errors import LeadlineError, unknown_name
 from leadline.models.base import CONFIG_FILE, WEIGHTS_FILE, Model
-from leadline.models.checkpoints import find_checkpoint, listed
+from leadline.models.checkpoints import MANIFEST, check, find_checkpoint, listed
 from leadline.models.registry import FAMILIES, make_config
 
 
@@ -40,6 +40,8 @@ def load(folder: str | os.PathLike[str]) -> nn.Module:
     try:
         tensors = load_file(weights)
     except (SafetensorError, OSError) as error:
+        if not os.access(weights, os.R_OK):
+            raise LeadlineError(f"{weights} cannot be read (no permission); have its owner permit it") from error
         raise LeadlineError(f"{weights} cannot be read ({error}); it is damaged or cut short, save it again") from error
     fill(model, tensors, str(weights))
     return model.eval()
@@ -53,6 +55,8 @@ def model_folder(folder: str | os.PathLike[str], which: Literal["best", "last"] 
     """
     source = Path(folder)
     if (source / CONFIG_FILE).is_file():
+        if (source / MANIFEST).is_file():
+            check(source)
         return source
     if not source.is_dir():
         raise LeadlineError(f"{source} is not a folder; give the folder of a model or of a run")

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from leadline.errors import LeadlineError
-from leadline.files import whole
+from leadline.files import save_tensors, whole
 from leadline.models.checkpoints import (
     MANIFEST,
     REPLACED,
     STATE,
     Saved,
+    UnreadableError,
     best_of,
     check,
     digest,
@@ -102,6 +102,8 @@ def set_aside(out: Path, say: Callable[[str], None]) -> None:
     for _, folder in listed(out):
         try:
             check(folder)
+        except UnreadableError:
+            raise
         except LeadlineError as error:
             aside = out / f"damaged-{folder.name}"
             _remove(aside)
@@ -110,7 +112,7 @@ def set_aside(out: Path, say: Callable[[str], None]) -> None:
 
 
 def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file)
+    save_tensors({name: tensor.cpu() for name, tensor in tensors.items()}, file)
 
 
 def write_json(file: Path, content: Any) -> None:

@@ -57,6 +57,16 @@ def test_the_best_whole_checkpoint_of_a_run(read, tmp_path):
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_a_damaged_checkpoint_that_is_named_is_refused(read, tmp_path):
+    file = run_of(tmp_path / "run", (1, 2)) / "step-000002" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ll.LeadlineError, match=r"model.safetensors is not what was written"):
+        read(file.parent, tmp_path)
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 def test_averaged_weights_stand_for_a_run(read, tmp_path):
     assert is_model(read(run_of(tmp_path / "run", (1, 2), averages=True), tmp_path), 101)
 

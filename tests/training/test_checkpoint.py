@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from leadline.errors import LeadlineError
-from leadline.models.checkpoints import check, find_checkpoint, listed, newest
+from leadline.models import checkpoints
+from leadline.models.checkpoints import check, digest, find_checkpoint, listed, newest
 from leadline.training import Stopped, checkpoint
 from leadline.training.checkpoint import prune, save, write_json, write_tensors
 from leadline.training.logs import cut
@@ -46,7 +47,7 @@ def kill_at(monkeypatch):
 
     for owner, name in [
         (os, "replace"), (os, "fsync"), (os, "mkdir"), (os, "rmdir"), (os, "unlink"), (Path, "rename"),
-        (checkpoint, "save_file"), (checkpoint, "digest"),
+        (checkpoint, "save_tensors"), (checkpoint, "digest"),
     ]:  # fmt: skip
         monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
 
@@ -113,6 +114,34 @@ def test_a_damaged_one_is_passed_over(tmp_path):
         check(tmp_path)
 
 
+def test_one_that_may_not_be_read_is_not_damaged(tmp_path, monkeypatch):
+    """It may be whole: neither passed over nor called so. (Root may read all, so the system's answer is made up.)"""
+
+    def refused(file):
+        if "step-000002" in str(file):
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return digest(file)
+
+    save(tmp_path, 1, write(1))
+    save(tmp_path, 2, write(2))
+    monkeypatch.setattr(checkpoints, "digest", refused)
+    for read in (newest, find_checkpoint, lambda out: checkpoint.set_aside(out, print)):
+        with pytest.raises(LeadlineError, match=r"step-000002/.* cannot be read \(Permission denied\); have"):
+            read(tmp_path)
+    assert [step for step, _ in listed(tmp_path)] == [1, 2]
+
+
+def test_whoever_may_read_the_state_may_read_the_weights(tmp_path):
+    for mask in (0o022, 0o077):
+        before = os.umask(mask)
+        try:
+            save(tmp_path, mask, write(mask))
+        finally:
+            os.umask(before)
+        files = [file for file in checkpoint.folder_of(tmp_path, mask).rglob("*") if file.is_file()]
+        assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o666 & ~mask}
+
+
 def test_the_last_ones_and_the_best_are_kept(tmp_path):
     for step, score in ((1, 0.3), (2, 0.9), (3, None), (4, 0.9), (5, 0.1)):
         save(tmp_path, step, write(step, score))
@@ -130,7 +159,7 @@ def test_a_full_disk_is_said_and_what_there_was_is_intact(tmp_path, monkeypatch)
         Path(file).write_bytes(b"half a che")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "save_tensors", full)
     with pytest.raises(Stopped, match=r"step 2 could not be written .*No space left.*step-000001 is intact") as caught:
         save(tmp_path, 2, write(2))
     assert caught.value.code == 1

@@ -316,7 +316,7 @@ def test_data_that_cannot_be_read_loses_nothing(tmp_path):
 
 
 def test_a_full_disk_stops_the_run(tmp_path, monkeypatch):
-    real, calls = checkpoint.save_file, []
+    real, calls = checkpoint.save_tensors, []
 
     def full(tensors, file):
         calls.append(file)
@@ -324,7 +324,7 @@ def test_a_full_disk_stops_the_run(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         real(tensors, file)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "save_tensors", full)
     with pytest.raises(Stopped, match=r"could not be written to .*No space left on device.*step-000004 is intact"):
         train(toy_recipe(tmp_path, evaluate="12 steps"), make_task=ToyTask)
     assert find_checkpoint(tmp_path, "last").step == 4
