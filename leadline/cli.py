@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -33,6 +34,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines inst
 def main() -> None:
     """Run a command. Bad input is one line and exit code 2, never a traceback."""
     warnings.showwarning = _warn
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # what a terminal cannot show is a question mark
     try:
         app()
     except LeadlineError as error:
@@ -128,7 +131,8 @@ def probe(
         list[Path] | None, typer.Option(help="Save the report: .html, .json, .png, .svg or .pdf; may be repeated.")
     ] = None,
     before: Annotated[
-        Path | None, typer.Option(help="A report saved as .json, to stand beside this one on the page and in figures.")
+        Path | None,
+        typer.Option(help="A report saved as .json, to stand beside this one in what --out saves."),
     ] = None,
     blocks: Annotated[
         list[str] | None,
@@ -145,11 +149,16 @@ def probe(
     for path in out or []:
         check_target(path, before is not None)
     earlier = None if before is None else read_report(before)
+    if before is not None and not out:
+        raise LeadlineError(f"before is {before}, to stand beside this report in a file; name that file by --out")
     console = Console(stderr=True)
     with _bars(console, silent=as_json) as progress:
         progress("building the model", 0, None)
-        built, inputs = open_model(model, depth=depth, pretrained=pretrained)
+        taken: list[str] = []
+        built, inputs = open_model(model, depth=depth, pretrained=pretrained, say=taken.append)
         report = run_probe(built, inputs, blocks=blocks, trials=trials, heatmaps=heatmaps, progress=progress)
+    if taken:
+        report.settings = {"inputs": taken[0], **report.settings}
     for path in out or []:
         report.save(path, before=earlier)
     if as_json:
@@ -157,12 +166,13 @@ def probe(
         return
     Console().print(report.table(brief=Console().width < 130))
     Console().print(f"\n{escape(report.verdict.text)}", highlight=False)
-    if ".py" not in (model or ""):
+    if taken:
         Console().print(
-            "\nMeasured on two samples of ours: token ids drawn at random, a page of text where a folder brings its "
-            "tokenizer, digits for image models. For a trained model measure on your own: file.py:FUNCTION may return "
-            "a model and its inputs.", style="dim", highlight=False,
-        )  # fmt: skip
+            f"\nMeasured on two samples of ours: {taken[0]}. For a trained model measure on your own: file.py:FUNCTION "
+            "may return a model and its inputs, and `leadline evaluate` takes those of a run.",
+            style="dim",
+            highlight=False,
+        )
     for path in out or []:
         console.print(f"saved {path}")
 
@@ -286,7 +296,8 @@ def train(
     """Train a model by a recipe, or go on with a run that was stopped: the same command does both.
 
     Everything goes to the folder out (runs/NAME unless given): logs, checkpoints, summary.json. Several processes
-    through `accelerate launch` or `torchrun`, with the same recipe. Exit code 1: diverged, or could not save.
+    through `accelerate launch` or `torchrun`, with the same recipe. Exit code 1: diverged, or could not save; 128 and
+    more: stopped by a signal, after a checkpoint.
     """
     from leadline.training import load_recipe
     from leadline.training import train as run
@@ -433,16 +444,17 @@ def reproduce(
     Finished entries are not run again, and neither are finished training runs. Exit code 1: what a paper concludes did
     not come out.
     """
-    from leadline.reproduce import list_entries, run_entries, summaries
+    from leadline.reproduce import ENTRIES, list_entries, run_entries, summaries
 
     console = Console(stderr=as_json)
     if ids == ["list"]:
         if as_json:
             print(json.dumps(dict(list_entries()), indent=2))
             return
-        table = Table("id", "what it is")
-        for name, title in list_entries():
-            table.add_row(name, title)
+        table = Table("id", "group", "needs", "what it is")
+        for entry in ENTRIES:
+            needs = "--text" if entry.text else "images" if entry.images else ""
+            table.add_row(entry.id, entry.group, needs, entry.title)
         console.print(table)
         return
     with _may_stop(Console(stderr=True)):

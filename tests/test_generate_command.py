@@ -1,7 +1,10 @@
 """``leadline generate``: a prompt in, text out, from runs and models; and ``stream_tokens`` behind it."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -242,6 +245,14 @@ def test_a_run_a_checkpoint_and_a_model_of_transformers(trained, tmp_path):
     assert torch.equal(model.generate(ids, 5), want)
 
 
+def test_what_a_terminal_cannot_show_is_a_question_mark(tmp_path):
+    saved(tmp_path)
+    command = [sys.executable, "-m", "leadline", "generate", str(tmp_path), "深さ", "--tokens", "1", "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"??")
+
+
 def test_evaluates_on_another_text_with_its_own_tokenizer(tmp_path, monkeypatch):
     """A vocabulary of the training text, perplexity of a folder that has no training text, as WikiText at hand."""
     monkeypatch.setenv("LEADLINE_CACHE", str(tmp_path / "cache"))
@@ -291,6 +302,7 @@ def test_a_text_without_splits_is_said_to_be_cut_and_a_short_window_takes_a_shor
     saved(tmp_path / "model")
     found = evaluate(tmp_path / "model", data=tmp_path / "notes.md", device="cpu", context=1)
     assert found.figures["bytes"] < len(TEXT.encode()) / 10
+    assert found.figures["tokens"] > found.report.settings["tokens"] == 2  # of the text, and of what was probed
     (note,) = found.notes
     assert note.endswith("names no split: this is its part for test; to score all of it call it test.txt")
     recipe = tmp_path / "recipe.yaml"

@@ -6,13 +6,16 @@ import difflib
 import importlib.util
 import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from leadline.data.text_tokenizers import load_tokenizer, tokenizer_home
 from leadline.errors import LeadlineError, need, unknown_name
+from leadline.models.base import Model
 from leadline.probing.blocks import find_blocks
 from leadline.probing.inputs import first_line
 
@@ -32,7 +35,10 @@ TEXT = (
 
 
 def open_model(
-    spec: str | None = None, depth: int | None = None, pretrained: str | Path | None = None
+    spec: str | None = None,
+    depth: int | None = None,
+    pretrained: str | Path | None = None,
+    say: Callable[[str], None] = lambda words: None,
 ) -> tuple[nn.Module, Any]:
     """A model in evaluation mode, and inputs for it.
 
@@ -46,6 +52,7 @@ def open_model(
     depth       number of layers instead of the usual one.
     pretrained  a folder with weights: of transformers (spec is then its model type, or left out), or of ours; or
                 that of a training run, whose best checkpoint is taken.
+    say         is told which inputs of ours were taken, where the model brings none.
 
     Weights are drawn after ``torch.manual_seed(0)``. Inputs are two samples: 128 token ids drawn evenly with seed 0;
     a page of our own text if the folder brings its tokenizer; scikit-learn's digits, scaled to the size of an image
@@ -59,8 +66,12 @@ def open_model(
         torch.manual_seed(_SEED)
         if pretrained is not None:
             if depth is not None:
-                raise LeadlineError("depth and pretrained are both given; a checkpoint has its depth, leave one out")
+                raise LeadlineError(
+                    f"depth is {depth} and {pretrained} is a checkpoint, which has its own; leave it out"
+                )
             model, inputs = _from_folder(Path(pretrained), spec)
+            if inputs is not None:
+                say("a page of text, by its own tokenizer")
         elif spec is None:
             raise LeadlineError("no model is given; name one, such as bert, timm:NAME or path/to/file.py:FUNCTION")
         elif spec.startswith("timm:"):
@@ -70,7 +81,11 @@ def open_model(
         else:
             model, inputs = _from_name(spec, depth), None
     model.eval()
-    return model, example_inputs(model) if inputs is None else inputs
+    if inputs is None:
+        inputs = example_inputs(model)
+        values = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
+        say("handwritten digits" if values.is_floating_point() else "token ids drawn at random")
+    return model, inputs
 
 
 def example_inputs(model: nn.Module) -> Inputs:
@@ -121,6 +136,8 @@ def _from_name(name: str, depth: int | None) -> nn.Module:
         return create_model(name, **({} if depth is None else {"depth": depth}))
     transformers = need("transformers", "hub")
     types = transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
+    if name not in types and ("/" in name or Path(name).exists()):
+        raise LeadlineError(f"{name} is no folder; give that of a checkpoint or of a run, or the name of a model")
     if name not in types:
         known = sorted([*MODELS, *(kind for kind in ("bert", "gpt2", "albert", "roberta", "vit", "deit", "qwen2"))])
         raise unknown_name("model", name, known)
@@ -216,7 +233,8 @@ def _from_folder(given: Path, spec: str | None) -> tuple[nn.Module, Any]:
             f"{folder} is no checkpoint: its config.json holds a {type(config).__name__}, not a mapping"
         )
     if "leadline" in config:
-        return load(folder), None
+        built = load(folder)
+        return built, _ids_of_text(folder, built)
     kind = config.get("model_type")
     if spec is not None and kind != spec:
         raise LeadlineError(f"{folder} holds a model of type {kind!r}, not {spec!r}; name that type")
@@ -226,6 +244,20 @@ def _from_folder(given: Path, spec: str | None) -> tuple[nn.Module, Any]:
     except Exception as error:  # transformers has no one kind of error for a damaged folder
         raise LeadlineError(f"{folder} cannot be loaded by transformers: {first_line(error)}") from error
     return model, _own_text(transformers, folder, model)
+
+
+def _ids_of_text(folder: Path, model: nn.Module) -> Tensor | None:
+    """Text through the tokenizer of one of our models, if it has one: (2, up to 128)."""
+    config: Any = model.config
+    home = tokenizer_home(folder)
+    if home is None or not isinstance(model, Model) or not hasattr(config, "vocab_size"):
+        return None
+    tokenizer = load_tokenizer(home)
+    if tokenizer.vocab_size > config.vocab_size:
+        return None
+    rows = [torch.from_numpy(tokenizer.encode(text).astype("int64")) for text in TEXT]
+    length = min(TOKENS, config.max_tokens, *map(len, rows))
+    return torch.stack([row[:length] for row in rows]) if length > 1 else None
 
 
 def _own_text(transformers: Any, folder: Path, model: nn.Module) -> Inputs | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leadline.errors import LeadlineError
+from leadline.models import Model
 from leadline.probing.blocks import find_blocks
 from leadline.probing.figures import Trial
 from leadline.probing.inputs import Batch, call_model
@@ -41,13 +42,24 @@ def try_cures(
     """
     before = _run(model, "as it is", {}, names, batch, mask, entropy, passed)
     trials = []
+    own = _strengths(model)
     for name, cure in candidates.items():
         try:
             with cured(model, **cure) as patient:
+                if own is not None and _strengths(patient) == own:
+                    raise LeadlineError("the model has it already")
                 trials.append(_run(patient, name, dict(cure), names, batch, mask, entropy, passed))
         except LeadlineError as error:
             trials.append(Trial(name, dict(cure), [], False, error=str(error)))
     return before, trials
+
+
+def _strengths(model: nn.Module) -> Any:
+    """What a cure changes in one of our models; None: it is not ours."""
+    if not isinstance(model, Model):
+        return None
+    config = model.config
+    return config.strengths, config.start, config.de_escalation
 
 
 @contextmanager

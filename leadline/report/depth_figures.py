@@ -67,8 +67,8 @@ def _draw(new: Any, shown: dict[str, Report]) -> Any:
     grid = figure.add_gridspec(rows, 2)
     letters = iter("abcdefgh")
 
-    def panel(row: int, column: Any, name: str = "", share: Any = None) -> Any:
-        axis = figure.add_subplot(grid[row, column], sharey=share)
+    def panel(row: int, column: Any, name: str = "") -> Any:
+        axis = figure.add_subplot(grid[row, column])
         axis.set_title(f"({next(letters)}) {name}", loc="left")
         return axis
 
@@ -79,11 +79,14 @@ def _draw(new: Any, shown: dict[str, Report]) -> Any:
         if not any(layers.values()):
             continue
         row += 1
-        first = None
+        drawn = []
         for i, (name, found) in enumerate(layers.items()):
-            axis = panel(row, slice(None) if len(shown) == 1 else i, name, first)
+            axis = panel(row, slice(None) if len(shown) == 1 else i, name)
             draw(axis, found)
-            first = first or axis
+            drawn += [axis] if found else []
+        ends = [axis.get_ylim() for axis in drawn]
+        for axis in drawn:  # to one scale
+            axis.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
     return figure
 
 

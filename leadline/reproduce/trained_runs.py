@@ -111,6 +111,7 @@ def run_all(context: Context, jobs: Sequence[Job]) -> dict[str, Record]:
     context.progress(len(found), total)
     if not left:
         return found
+    context.say(f"{len(left)} of {total} {'run' if total == 1 else 'runs'} to train")
 
     def keep(job: Job, figures: dict[str, Any]) -> None:
         record = found[job.name] = Record(job.name, figures)

@@ -149,7 +149,8 @@ class Run:
         )
         held.callback(self._close_logs)
         if start == 0:
-            self.logs.say(f"{self.total} steps, {self.total / self.per_epoch:.4g} epochs of {self.per_epoch}")
+            epochs = f"{self.total / self.per_epoch:.4g}"
+            self.logs.say(f"{self.total} steps, {epochs} epoch{'s' * (epochs != '1')} of {self.per_epoch}")
         if (theirs := ignored_precision(self.recipe)) is not None:
             self.logs.say(theirs)
         if self.recipe.graph and not self.processes.alone_on_a_gpu:

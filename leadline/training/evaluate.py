@@ -45,7 +45,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         place = {"checkpoint": str(self.checkpoint), "split": self.split, "data": self.data}
-        self.report.settings |= {**place, **self.figures}
+        self.report.settings = {**place, **self.figures, **self.report.settings}
 
     def to_dict(self) -> dict[str, Any]:
         verdict = self.report.verdict
@@ -85,7 +85,7 @@ def evaluate(
 
     if is_language_model(folder, which):
         return evaluate_text(folder, which=which, split=split, data=data, recipe=recipe, device=device, out=out, **text)
-    if given := [name for name, value in text.items() if value is not None]:
+    if Path(folder).is_dir() and (given := [name for name, value in text.items() if value is not None]):
         raise LeadlineError(f"{', '.join(given)} given, but {folder} holds no language model; leave it out")
     check_choice("which", which, ("best", "last"))
     saved = _find(Path(folder), which, recipe)
@@ -99,7 +99,7 @@ def evaluate(
     with torch.no_grad(), nullcontext() if dtype is None else torch.autocast(where.type, dtype):
         figures = task.evaluate(model, split)
     origin = settings.data.path or settings.data.name
-    found = Evaluation(saved.folder, saved.step, split, origin, figures, probe(model, task.probe_inputs()))
+    found = Evaluation(saved.folder, saved.step, split, origin, figures, probe(model, task.probe_inputs(split)))
     if settings.data.name == "folder" and classes is None:
         found.notes = [f"which classes were trained is not known here; those of {origin} are taken, in their order"]
     if out is not None:

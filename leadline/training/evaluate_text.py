@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -34,7 +35,10 @@ _PROBED, _MOST = 4, 512  # stretches of the text for the probe, and their tokens
 def is_language_model(folder: str | os.PathLike[str], which: str = "best") -> bool:
     """Whether the weights in a folder, or of a run's checkpoint in it, are those of a language model."""
     try:
-        config = json.loads((weights_in(Path(folder), which) / CONFIG_FILE).read_text(encoding="utf-8"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged checkpoints, which are told when they are read
+            place = weights_in(Path(folder), which)
+        config = json.loads((place / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and (config.get("family") in _WRITERS or "model_type" in config)

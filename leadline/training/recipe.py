@@ -21,7 +21,7 @@ from leadline.training.tasks.vision import Augment, VisionData
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
-_EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+|[+-]\.\d+")
 _LONGEST = 10**9  # epochs or steps; at a millisecond a step, so many steps take 12 days
 
 
@@ -34,10 +34,10 @@ class ModelSection(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _numbers(cls, given: Any) -> Any:
-        """YAML takes 1e-6 for text, 1.0e-6 for a number; in the other sections either is a number."""
+        """YAML takes 1e-6 and -.5 for text, 1.0e-6 for a number; in the other sections all are numbers."""
         if not isinstance(given, dict):
             return given
-        text = {key: value for key, value in given.items() if isinstance(value, str) and _EXPONENT.fullmatch(value)}
+        text = {key: value for key, value in given.items() if isinstance(value, str) and _NUMBER.fullmatch(value)}
         return {**given, **{key: float(value) for key, value in text.items()}}
 
 
@@ -213,6 +213,8 @@ _Plain.yaml_implicit_resolvers = {
 def load_recipe(file: str | os.PathLike[str], settings: Iterable[str] = ()) -> Recipe:
     """Read a recipe and apply ``settings``, such as "schedule.warmup=5" or "out=runs/try"."""
     path = Path(file)
+    if path.is_dir():
+        raise LeadlineError(f"{path} is a folder; give a recipe, such as recipes/smoke_digits.yaml")
     if not path.is_file():
         near = [recipe.name for recipe in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
         if near:

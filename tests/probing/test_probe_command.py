@@ -56,6 +56,8 @@ def test_a_report_and_its_page_beside_an_earlier_one(models, tmp_path):
     second = run("probe", f"{models}:small", "--before", tmp_path / "a.json", "--out", tmp_path / "b.html")
     assert second.exit_code == 0
     assert "Before / after" in (tmp_path / "b.html").read_text()
+    nowhere = run("probe", f"{models}:small", "--before", tmp_path / "a.json")
+    assert str(nowhere.exception).endswith("name that file by --out")
 
 
 def test_blocks_by_name(models):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import leadline as ll
+from leadline.data.text_tokenizers import ByteTokenizer, save_tokenizer
 from leadline.errors import LeadlineError
 from leadline.probing import open_model, probe, sources
 
@@ -151,8 +152,20 @@ def test_folders_with_weights(tmp_path):
         with pytest.raises(LeadlineError, match=message) as caught:
             open_model(spec, pretrained=tmp_path / folder)
         assert "\n" not in str(caught.value)
-    with pytest.raises(LeadlineError, match="depth and pretrained"):
+    with pytest.raises(LeadlineError, match=r"depth is 3 and .*theirs is a checkpoint, which has its own"):
         open_model("gpt2", depth=3, pretrained=tmp_path / "theirs")
+
+
+def test_our_own_models_read_our_text_too(tmp_path):
+    told = []
+    ll.create_model("gpt2_small", depth=1, dim=8, heads=2, vocab_size=256, max_tokens=32).save(tmp_path)
+    assert open_model(str(tmp_path), say=told.append)[1].shape == (2, sources.TOKENS)
+    tokenizer = ByteTokenizer()
+    save_tokenizer(tokenizer, tmp_path)
+    _, ids = open_model(str(tmp_path), say=told.append)
+    assert [tokenizer.decode(row.tolist()) for row in ids] == [text[: sources.TOKENS] for text in sources.TEXT]
+    open_model("vit_tiny", depth=1, say=told.append)
+    assert told == ["token ids drawn at random", "a page of text, by its own tokenizer", "handwritten digits"]
 
 
 def test_a_folder_with_a_tokenizer_reads_our_text(tmp_path):
@@ -179,6 +192,7 @@ def test_a_folder_with_a_tokenizer_reads_our_text(tmp_path):
     ("call", "message"),
     [
         (lambda: open_model("berd"), "unknown model 'berd'.*did you mean 'bert'"),
+        (lambda: open_model("runs/nowhere"), "runs/nowhere is no folder; give that of a checkpoint or of a run"),
         (lambda: open_model(), "no model is given"),
         (lambda: open_model("bert", depth=0), "depth is 0"),
     ],

@@ -191,6 +191,16 @@ def test_our_own_models_are_tried_too():
     assert model.config.attention == "standard"
 
 
+def test_what_a_model_has_is_not_tried_again():
+    model = ll.create_model(
+        "bert_base", depth=24, dim=64, heads=4, ffn=64, vocab_size=60, init="xavier", attention="hopfield", alpha=0.0
+    )
+    report = probe(model, torch.randint(0, 60, (2, 16)))
+    errors = {trial.name: trial.error for trial in report.verdict.trials}
+    assert errors == {**dict.fromkeys(trials.CANDIDATES), "alpha' .5": "the model has it already"}
+    assert "alpha' .5 " not in report.verdict.text.replace("and alpha' .5", "")
+
+
 def test_nothing_is_tried_where_nothing_collapses(monkeypatch):
     monkeypatch.setattr(trials, "cured", None)  # would fail if it were called
     report = probe(deep_bert(depth=2), torch.randint(3, 60, (2, 16)))

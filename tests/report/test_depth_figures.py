@@ -48,6 +48,20 @@ def test_every_report_can_be_drawn_without_a_warning(tmp_path, name):
         assert save_figure(found, tmp_path / "x.svg", before=before).stat().st_size > 5000
 
 
+def test_violins_of_two_reports_are_to_one_scale_and_whole(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    save_figure(report("no collapse", heads=2), tmp_path / "x.svg", before=report("entropy collapse", heads=2))
+    for axes in ([a for a in drawn[0].axes if a.get_ylabel().startswith(what)] for what in ("entropy", "cosine")):
+        one, two = axes
+        assert one.get_ylim() == two.get_ylim()
+        low, high = one.get_ylim()
+        for axis in axes:
+            (shapes,) = [c for c in axis.collections if isinstance(c, PolyCollection)]
+            heights = np.concatenate([path.vertices[:, 1] for path in shapes.get_paths()])
+            assert low <= heights.min() < heights.max() <= high
+
+
 def test_the_same_report_gives_the_same_file(tmp_path):
     for suffix in (".svg", ".pdf"):
         one, two = (save_figure(report(depth=2), tmp_path / f"{i}{suffix}").read_bytes() for i in range(2))

@@ -61,6 +61,12 @@ def test_figures_are_those_of_the_run(run: tuple[Path, dict[str, Any]], tmp_path
     assert evaluate(saved.folder, device="cpu").figures == evaluate(out, device="cpu").figures
 
 
+def test_the_probe_sees_the_split_that_is_evaluated(run: tuple[Path, dict[str, Any]]) -> None:
+    out, _ = run
+    test, train = (evaluate(out, split=split, device="cpu").report for split in ("test", "train"))
+    assert train.layers[0].similarity != test.layers[0].similarity
+
+
 def test_a_cache_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     assert recipe_of({"recipe": {"data": {"name": "digits", "cache": str(tmp_path)}}})["data"]["cache"] == str(tmp_path)
     gone = {"data": {"name": "digits", "cache": str(tmp_path / "gone")}}

@@ -100,6 +100,8 @@ def test_settings_change_entries(tmp_path):
     assert recipe.optimizer.betas == (0.8, 0.9)
     small = load_recipe(RECIPES / "smoke_digits.yaml", ["model.norm_eps=1e-5"])  # text, to YAML
     assert small.model_options()["norm_eps"] == 1e-5
+    with pytest.raises(LeadlineError, match=r"model.alpha is -0.5; it must"):
+        load_recipe(RECIPES / "smoke_digits.yaml", ["model.alpha=-.5"])
     assert load_recipe(RECIPES / "smoke_digits.yaml").out == str(Path("runs/smoke_digits"))
     for wrong in ("depth", "=3", "model.=3"):
         with pytest.raises(LeadlineError, match="is no setting; write key=value"):

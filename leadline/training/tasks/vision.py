@@ -216,31 +216,33 @@ class VisionTask:
         if split == "valid" and self.watched != "valid":
             raise LeadlineError("split is 'valid' and data.valid is 0, nothing is held out; give 'test' or 'train'")
         if split not in self._sweeps:
-            import torch
-
-            images = self.test if split == "test" else self.train
-            members = torch.arange(len(images.labels)) if split == "test" else self.members[split]
+            images, members = self._part(split)
             batch = max(1, min(1000, _PIXELS // self.look.size**2))
             self._sweeps[split] = Sweep(
                 images, members, self.look, self.device, batch, self.workers, self.rank, self.world
             )
         return self._sweeps[split]
 
-    def probe_inputs(self) -> Tensor:
-        """A few test images, (16, C, size, size)."""
-        return self.images(_PROBED)
-
-    def images(self, count: int) -> Tensor:
-        """The first ``count`` test images as the model takes them, of a folder some of every class."""
+    def _part(self, split: str) -> tuple[Pixels | Encoded, Tensor]:
+        """Images, and which of them a split has."""
         import torch
 
+        if split == "test":
+            return self.test, torch.arange(len(self.test.labels))
+        return self.train, self.members[split]
+
+    def probe_inputs(self, split: str = "test") -> Tensor:
+        """A few images of a split, (16, C, size, size)."""
+        return self.images(_PROBED, split)
+
+    def images(self, count: int, split: str = "test") -> Tensor:
+        """The first ``count`` images of a split as the model takes them, of a folder some of every class."""
         from leadline.data.sweep import Sweep
 
-        total = len(self.test.labels)
-        members = torch.arange(min(count, total))
-        if self.data.name == "folder":
-            members = members * (total // len(members))
-        pixels, _, _ = next(iter(Sweep(self.test, members, self.look, self.device, len(members))))
+        images, members = self._part(split)
+        apart = max(len(members) // count, 1) if self.data.name == "folder" else 1
+        members = members[::apart][:count]
+        pixels, _, _ = next(iter(Sweep(images, members, self.look, self.device, len(members))))
         return pixels
 
     def describe(self) -> dict[str, Any]:
