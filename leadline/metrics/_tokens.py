@@ -62,6 +62,11 @@ def split(X: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor
     return mean + rest, drop_rows(centred - rest, padded), count
 
 
+def power_of_two(size: Tensor) -> Tensor:
+    """The power of two at ``size`` or just below it: dividing by it rounds nothing. For 0 it is 1/2."""
+    return torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent - 1)
+
+
 def with_heads(X: Tensor, P: Tensor) -> Tensor:
     """X (..., n, d) broadcast against P (..., n, n): where P has one axis more, it is the heads."""
     if P.shape[-1] != P.shape[-2] or P.shape[-1] != X.shape[-2]:

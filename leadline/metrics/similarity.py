@@ -14,6 +14,7 @@ from leadline.metrics._tokens import (
     attention_matrix,
     drop_rows,
     padded_rows,
+    power_of_two,
     split,
     with_heads,
 )
@@ -22,7 +23,7 @@ from leadline.metrics._tokens import (
 def _energies(X: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """||Pi1 X||^2, ||Pi2 X||^2 of X / s, and the scale s: no overflow, no underflow in the squares."""
     X = drop_rows(X, padded_rows(X, mask))
-    scale = _power_of_two(X.detach().abs().amax((-2, -1), keepdim=True))
+    scale = power_of_two(X.detach().abs().amax((-2, -1), keepdim=True))
     mean, centred, count = split(X / scale, mask)
     shared = (mean.square().sum(-1, keepdim=True) * count)[..., 0, 0]
     return shared, centred.square().sum((-2, -1)), scale[..., 0, 0]
@@ -51,7 +52,7 @@ def token_cosine(X: Tensor, mask: Tensor | None = None) -> Tensor:
     X = accumulate(X)
     padded = padded_rows(X, mask)
     X = drop_rows(X, padded)
-    X = X / _power_of_two(X.detach().abs().amax(-1, keepdim=True))  # squares of tiny rows must not vanish
+    X = X / power_of_two(X.detach().abs().amax(-1, keepdim=True))  # squares of tiny rows must not vanish
     length = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
     unit = X / torch.where(length > 0, length, torch.ones_like(length))
     count = (torch.full_like(length, 1.0) if padded is None else (~padded).to(X.dtype)).sum((-2, -1))
@@ -97,7 +98,7 @@ def omega(X: Tensor, P: Tensor, mask: Tensor | None = None) -> Tensor:
     """
     X, P = accumulate(X), attention_matrix(P, mask)
     X = drop_rows(X, padded_rows(X, mask))
-    X = with_heads(X / _power_of_two(X.detach().abs().amax((-2, -1), keepdim=True)), P)
+    X = with_heads(X / power_of_two(X.detach().abs().amax((-2, -1), keepdim=True)), P)
     x1, x2, _ = _energies(X, mask)
     mean, centred, count = split(X, mask)
     brought = torch.linalg.vector_norm((P @ centred).sum(-2, keepdim=True) / count, dim=(-2, -1))
@@ -133,11 +134,6 @@ def gamma(X: Tensor, P: Tensor, gain: float = 1.0, d_sigma2: float = 1.0, mask: 
     """gamma = E[xi_2]^2 / (E[xi_1] + 2 E[xi_2]) (24), the constant of eta's concentration (23)."""
     e1, e2 = expected_energy_ratios(X, P, gain, d_sigma2, mask)
     return e2.square() / (e1 + 2 * e2)
-
-
-def _power_of_two(size: Tensor) -> Tensor:
-    """The power of two above ``size``, 1 for 0: dividing by it rounds nothing."""
-    return torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent)
 
 
 def _is_rounding(part: Tensor, total: Tensor) -> Tensor:

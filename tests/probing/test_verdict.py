@@ -191,6 +191,16 @@ def test_our_own_models_are_tried_too():
     assert model.config.attention == "standard"
 
 
+def test_tokens_that_vanish_are_alike_and_not_nan():
+    torch.manual_seed(0)
+    model = ll.create_model(
+        "attention_only", image_size=32, patch_size=4, num_classes=10, depth=24, init="trunc_normal"
+    )
+    report = probe(model.eval(), torch.randn(2, 3, 32, 32), attention=False)
+    assert report.verdict.recommendation == {"alpha": 0.5}
+    assert all(trial.error is None for trial in report.verdict.trials)
+
+
 def test_what_a_model_has_is_not_tried_again():
     model = ll.create_model(
         "bert_base", depth=24, dim=64, heads=4, ffn=64, vocab_size=60, init="xavier", attention="hopfield", alpha=0.0

@@ -72,6 +72,27 @@ def test_light_figures_are_the_metrics(masked):
     assert got.tolist() == pytest.approx([value.mean().item() for value in truth], rel=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e-44, 1e-38, 1e-30, 1e-22, 1e-3, 1e19, 1e37])
+def test_light_figures_know_no_size(size):
+    X = torch.randn(2, 9, 16, dtype=torch.float64) + 0.5
+    X[0, 4] = 0
+    X = (X * size).float()
+    truth = [ll.metrics.token_similarity, ll.metrics.token_diversity, ll.metrics.token_cosine]
+    figures = light_figures(X, None)
+    assert figures[:3].tolist() == pytest.approx([metric(X.double()).mean().item() for metric in truth], rel=1e-5)
+    assert figures[3].item() == pytest.approx(X.double().norm(dim=-1).mean().item(), rel=1e-5)
+
+
+def test_light_figures_of_nothing_and_of_nan():
+    X = torch.randn(2, 9, 16)
+    X[1] = 0  # a black image: its tokens are alike, the others' figures stay
+    whole, alone = light_figures(X, None), light_figures(X[:1], None).tolist()
+    assert whole.tolist() == pytest.approx([(alone[0] + 1) / 2, alone[1] / 2, alone[2] / 2, alone[3] / 2], rel=1e-5)
+    for broken in (torch.nan, torch.inf):
+        X[0, 3, 2] = broken
+        assert light_figures(X, None)[:3].isnan().all()
+
+
 def test_light_diversity_keeps_digits_near_collapse():
     X = 1 + 1e-5 * torch.randn(2, 64, 32, dtype=torch.float64)
     exact = ll.metrics.token_diversity(X).mean().item()
@@ -261,6 +282,15 @@ def test_stopping_on_collapse():
         watcher.model(ids())
         watcher.step()
         assert not watcher.stop
+    vanishing = ll.create_model("attention_only", dim=32, heads=2, depth=24, image_size=8, patch_size=2, num_classes=3)
+    with torch.no_grad():
+        for weight in vanishing.blocks.parameters():
+            weight.mul_(0.1)
+    with watch(vanishing, stop_at=0.9) as watcher:
+        vanishing(torch.randn(2, 3, 8, 8))
+        watcher.step()
+        assert watcher.last[-1]["norm"] < 1e-20  # whose square is 0
+        assert watcher.stop
 
 
 class Rows(torch.utils.data.Dataset):
