@@ -50,7 +50,7 @@ class RelativeAttention(HopfieldAttention):
             _, old_keys, old_values = self.project(past)
             keys, values = torch.cat((old_keys, keys), 2), torch.cat((old_values, values), 2)
         r = self.relative(distances).unflatten(-1, (self.heads, -1)).transpose(0, 1)  # (H, N, D)
-        bias = self.head_dim**-0.5 * shift((q + v[:, None]) @ r.mT)  # (B, H, M, N)
+        bias = shift((self.head_dim**-0.5 * (q + v[:, None])) @ r.mT)  # (B, H, M, N)
         q = q + u[:, None]
         dropout = self.dropout if self.training else 0.0
         if self.alpha_prime.off:

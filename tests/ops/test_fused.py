@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from leadline import ops
+from leadline import LeadlineError, ops
 from leadline.ops import backends
 from leadline.ops.hopfield import fused, reference
 
@@ -114,8 +114,18 @@ def test_large_scores_are_cut_and_not_infinite():
 
 def test_a_causal_state_holds_the_lower_tiles_only():
     q, k, v = draw(2, 3, 3, 130, 16, layers=1, dtype=torch.float16)[0]
-    assert fused.hopfield_attention(q, k, v, causal=True)[1][0].shape == (6, 6, 64, 64)
-    assert fused.hopfield_attention(q, k, v)[1][0].shape == (6, 9, 64, 64)
+    assert fused.hopfield_attention(q, k, v, causal=True)[1][0].shape == (6, 6, 64 * 64)
+    assert fused.hopfield_attention(q, k, v)[1][0].shape == (6, 9, 64 * 64)
+
+
+def test_a_state_of_the_reference_is_known_whatever_its_shape():
+    q, k, v = draw(2, 1, 1, 64, 16, layers=1)[0]  # where there are as many numbers in both
+    _, state = reference.hopfield_attention(q, k, v)
+    assert fused.unsupported(q, k, v, state, None, None, False) == "the state comes from the reference path"
+    _, state = fused.hopfield_attention(q, k, v)
+    assert fused.unsupported(q, k, v, state, None, None, False) is None
+    with pytest.raises(LeadlineError, match="state has shapes"):
+        reference.hopfield_attention(q, k, v, state)
 
 
 def test_an_unsupported_combination_falls_back_with_one_warning():

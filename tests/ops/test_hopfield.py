@@ -173,6 +173,15 @@ def test_half_types_carry_a_float32_state():
     assert state[0].dtype == torch.float32
 
 
+@pytest.mark.parametrize("scale", [None, 0.011, -0.02])
+def test_float16_overflows_only_where_the_scores_do(scale):
+    q, v = torch.full((1, 1, 2, 128), 30.0).half(), torch.randn(1, 1, 2, 128).half()
+    out, state = ops.hopfield_attention(q, q, v, alpha_prime=0.0, scale=scale)
+    assert torch.allclose(out, ops.standard_attention(q, q, v, scale=scale), atol=2e-3)
+    want = (128**-0.5 if scale is None else scale) * q.double() @ q.double().mT  # q q^T is 115,200
+    assert torch.allclose(state[0].double(), want, rtol=2e-3)
+
+
 @pytest.mark.parametrize(
     ("change", "part"),
     [

@@ -37,10 +37,11 @@ def unsupported(
     return backends.unsupported(q, k, v, mask)
 
 
-def state_shape(shape: tuple[int, ...], causal: bool) -> tuple[int, int, int, int]:
-    """(batch x heads, tiles, T, T) for queries of this shape: the tiles of each head, the lower ones when causal."""
+def state_shape(shape: tuple[int, ...], causal: bool) -> tuple[int, int, int]:
+    """(batch x heads, tiles, T T) for queries of this shape: the tiles of each head, the lower ones when causal. The
+    reference's state has four axes."""
     side = math.ceil(shape[2] / TILE)
-    return shape[0] * shape[1], side * (side + 1) // 2 if causal else side * side, TILE, TILE
+    return shape[0] * shape[1], side * (side + 1) // 2 if causal else side * side, TILE * TILE
 
 
 def hopfield_attention(
@@ -164,7 +165,7 @@ def _backward(
         # h_before - S = (h_before - h) / (1 - alpha'); with h = S at the start nothing depends on alpha'
         d_strength = partial.sum((0, 2)) / (1 - per_head)
         d_strength = torch.zeros_like(d_strength) if first and whole else d_strength
-        grad = grad * per_head.repeat(B).view(-1, 1, 1, 1).to(grad.dtype)
+        grad = grad * per_head.repeat(B).view(-1, 1, 1).to(grad.dtype)
     groups = k.shape[1]
     if groups != H:
         dk, dv = (

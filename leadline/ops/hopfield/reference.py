@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 
 import torch
@@ -37,10 +38,13 @@ def hopfield_attention(
 
 
 def scaled_scores(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
-    """S = scale q k^T (B, H, M, N), in float32 for half types."""
-    scores = q @ expand_heads(k, q.shape[1]).mT
-    scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-    return (q.shape[-1] ** -0.5 if scale is None else scale) * scores
+    """S = scale q k^T (B, H, M, N), in float32 for half types: float16 overflows where only q k^T is large."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    k = expand_heads(k, q.shape[1])
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        return scale * (q @ k.mT)
+    rest, exponent = math.frexp(scale)  # a power of two rounds nothing before the product
+    return rest * ((q * 2.0**exponent) @ k.mT).float()
 
 
 def carry(hidden: Tensor | None, scores: Tensor, alpha_prime: float | Tensor, start: str) -> Tensor:
