@@ -22,7 +22,7 @@ def cure(
     de_escalation: float | None = None,
     layers: Iterable[int] | None = None,
     de_escalation_at: str | None = None,
-    start: str = "zero",
+    start: str | None = None,
 ) -> Module:
     """Put Hopfield attention or de-escalation into a model, in place, and return it; ``uncure`` takes it out.
 
@@ -34,10 +34,12 @@ def cure(
     layers            the layers to cure; all unless given. Scores are carried within each run of cured layers.
     de_escalation_at  "block-end", "ffn-input" or "attention-input"; unless given, where our own model has its place
                       for it, and the end of the block in others.
-    start             what the first layer does without carried scores: "zero" or "scores".
+    start             what the first layer does without carried scores, "zero" or "scores"; unless given, what our own
+                      model does, and "zero" in others.
 
-    At least one strength must be given; 0 does nothing and keeps the original attention function. A model that is
-    refused is left untouched. ``save_pretrained`` writes the cure into the configuration, ``leadline.load`` reads it.
+    At least one strength must be given. In others' models 0 does nothing and keeps the original attention function;
+    in ours, what is given replaces what the model has, and 0 takes it out. A model that is refused is left untouched.
+    ``save_pretrained`` writes the cure into the configuration, ``leadline.load`` reads it.
 
     >>> cure(AutoModelForCausalLM.from_pretrained("gpt2"), alpha=0.5, alpha_prime=0.5)
     """
@@ -54,7 +56,7 @@ def cure(
         float(alpha_prime or 0),
         float(de_escalation or 0),
         de_escalation_at or "block-end",
-        start,
+        start or "zero",
         layers=(),
         depth=0,
     )

@@ -19,7 +19,7 @@ def install(
     alpha_prime: float | None,
     de_escalation: float | None,
     de_escalation_at: str | None,
-    start: str,
+    start: str | None,
     layers: Any,
 ) -> None:
     """Set strengths and de-escalation in place; what is not given stays as it is."""
@@ -34,11 +34,12 @@ def install(
         changes["alpha_prime"] = old.strengths[1] if alpha_prime is None else float(alpha_prime)
         if changes["alpha"] or changes["alpha_prime"]:
             changes["attention"] = "hopfield"
-    if alpha_prime is not None:
+    if start is not None:
         changes["start"] = start
+    if de_escalation_at is not None:
+        changes["de_escalation_at"] = de_escalation_at
     if de_escalation is not None:
         changes["de_escalation"] = float(de_escalation)
-        changes["de_escalation_at"] = de_escalation_at or old.de_escalation_at
         if not de_escalation and hasattr(old, "de_escalation_form"):  # what is not there leaks nothing
             changes["de_escalation_form"] = "causal"
     new = replace(old, **changes)  # refuses what does not go together

@@ -62,7 +62,7 @@ def check_strengths(
     alpha_prime: float | None,
     de_escalation: float | None,
     de_escalation_at: str | None,
-    start: str,
+    start: str | None,
 ) -> None:
     """Something must be given, and each strength lie in its interval."""
     if alpha is None and alpha_prime is None and de_escalation is None:
@@ -80,7 +80,8 @@ def check_strengths(
             raise LeadlineError(f"{name} is {value}; it must lie in {'[0, 1]' if top else '[0, 1)'}, 0 does nothing")
     if de_escalation_at is not None:
         check_choice("de_escalation_at", de_escalation_at, SITES)
-    check_choice("start", start, ("zero", "scores"))
+    if start is not None:
+        check_choice("start", start, ("zero", "scores"))
 
 
 def choose_layers(layers: Iterable[int] | None, depth: int) -> tuple[int, ...]:

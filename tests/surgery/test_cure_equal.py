@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from dataclasses import replace
 
 import cure_zoo as zoo
 import pytest
@@ -232,3 +233,18 @@ def test_our_own_models(name):
     assert model.config == want.config
     assert torch.equal(uncure(model)(x), before)
     assert model.config == config
+
+
+def test_what_is_not_given_stays_as_our_own_model_has_it():
+    options = {"dim": 12, "heads": 3, "depth": 2, "vocab_size": 31, "max_tokens": 9, "attention": "hopfield"}
+    options |= {"start": "scores", "de_escalation": 0.5, "de_escalation_at": "attention-input"}
+    model = ll.create_model("gpt2_small", **options, alpha=0.5, alpha_prime=0.5)
+    had = model.config
+    assert cure(model, alpha_prime=0.5, de_escalation=0.5).config == had
+    uncure(model)
+    changed = {"alpha": 0.2, "start": "zero", "de_escalation_at": "block-end"}
+    assert cure(model, **changed).config == replace(had, **changed)
+    uncure(model)
+    plain = cure(model, alpha=0, alpha_prime=0, de_escalation=0).config
+    assert plain.strengths == (0, 0)
+    assert not plain.de_escalation
