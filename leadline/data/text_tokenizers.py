@@ -127,6 +127,7 @@ class PairTokenizer:
         # blank is put before a text (RoBERTa)
         self.parts = self.by_bytes and not before.add_prefix_space
         self.unknown = None if self.by_bytes else _unknown_in(inner)  # bytes are never unknown
+        self.vocab_size = 1 + max(inner.get_vocab().values(), default=-1)  # ids may have gaps
 
     @classmethod
     def train(cls, blocks: Iterable[str], vocab_size: int = 16384) -> PairTokenizer:
@@ -141,10 +142,6 @@ class PairTokenizer:
         trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
         inner.train_from_iterator(blocks, trainer)
         return cls(inner)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.inner.get_vocab_size()
 
     def encode(self, text: str) -> np.ndarray:
         pieces = _pieces(text) if self.parts else [text]

@@ -164,8 +164,8 @@ def _choose(
         return logits.argmax(-1, keepdim=True)
     logits = logits.float() / temperature
     if top_k is not None:
-        least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
+        likeliest = logits.topk(min(top_k, logits.shape[-1]))  # by index: in half types many are alike
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, likeliest.indices, likeliest.values)
     if top_p is not None:
         ordered, order = logits.softmax(-1).sort(descending=True)
         before = ordered.cumsum(-1) - ordered  # probability of the likelier tokens

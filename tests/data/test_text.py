@@ -329,6 +329,18 @@ def test_a_damaged_cache_is_made_again(file, left, tmp_path):
     assert found[0] == found[1]
 
 
+def test_ids_with_gaps_are_stored_as_they_are(tmp_path):
+    import tokenizers
+
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 70000, "[UNK]": 1}, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = PairTokenizer(inner)
+    assert tokenizer.vocab_size == 70001
+    (tmp_path / "train.txt").write_text("a b b a z\n")
+    found = tokenised(open_text(tmp_path), "train", tokenizer, tmp_path / "cache")
+    assert np.array(found.ids).tolist() == [0, 70000, 70000, 0, 1]
+
+
 def test_an_unknown_token_of_any_tokenizer_is_counted(tmp_path):
     import tokenizers
 
