@@ -46,6 +46,8 @@ def explain(error: ValidationError, recipe: type[BaseModel]) -> LeadlineError:
     if kind == "value_error":
         return LeadlineError(f"{'.'.join(_walk(recipe, place)[1]) or 'recipe'}: {first['ctx']['error']}")
     message = first["msg"]
+    if kind.startswith(("greater_than", "less_than")) and isinstance(bound := next(iter(first["ctx"].values())), float):
+        message = re.sub(r"\S+$", f"{bound:g}", message)  # 1e-30, not thirty digits
     return LeadlineError(f"{name} is {first['input']!r}: {message[0].lower()}{message[1:]}")
 
 

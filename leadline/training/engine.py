@@ -311,9 +311,11 @@ class Run:
             self.last_read += time.monotonic() - began
 
     def _save(self, done: int, score: float | None) -> None:
+        began = time.monotonic()
         facts = {"score": score, "best": self.best, "seconds": self._seconds(), "since": self.since, "owed": self.owed}
         state.save(self.step, self.out, done, facts)
         self.saved = done
+        self.last_read += time.monotonic() - began
 
     def _resume(self, held: ExitStack) -> int:
         """Take up the newest whole checkpoint in ``out``; returns the number of steps that are done."""

@@ -45,9 +45,9 @@ class Optimizer(Section):
     """AdamW, or Adam, whose weight decay is an L2 penalty. Norms, biases, positions and strengths do not decay."""
 
     name: Literal["adamw", "adam"] = "adamw"
-    lr: Annotated[float, Field(gt=0, le=1e30)] = 1e-3  # float32 holds little more
+    lr: Annotated[float, Field(ge=1e-30, le=1e30)] = 1e-3  # float32 holds little more
     betas: tuple[Share, Share] = (0.9, 0.999)
-    eps: Positive = 1e-8
+    eps: Annotated[float, Field(ge=1e-30)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
 
 
@@ -93,7 +93,7 @@ class Batch(Section):
 
 
 class Regularise(Section):
-    drop_path: Share = 0.0  # of the last block, growing linearly from 0; the same as model.drop_path
+    drop_path: Share = 0.0  # of the last block, growing linearly from 0
     smoothing: Share = 0.0  # of labels
     clip: Positive | None = None  # largest gradient norm
     ema: Share | None = None  # decay of the averaged weights; with it, evaluation uses them
@@ -171,8 +171,8 @@ class Recipe(Section):
     def _possible(self) -> Recipe:
         if self.graph and self.checkpointing:
             raise ValueError("graph and checkpointing are both true; a CUDA graph cannot recompute, choose one")
-        if self.regularise.drop_path and "drop_path" in (self.model.model_extra or {}):
-            raise ValueError("regularise.drop_path and model.drop_path are both given; keep one")
+        if "drop_path" in (self.model.model_extra or {}):
+            raise ValueError("model.drop_path is given; write regularise.drop_path instead")
         return self
 
     def model_options(self) -> dict[str, Any]:

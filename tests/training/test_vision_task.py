@@ -128,6 +128,9 @@ def test_a_limit_and_a_probe_of_a_folder_see_every_class(tmp_path: Path) -> None
     assert len(members["valid"]) == 1  # never none where some were asked for
     assert len({*members["train"].tolist()} | {*members["valid"].tolist()}) == 18
     assert {int(i) // 12 for i in members["train"]} == {0, 1, 2}
+    data = {**data, "limit": 4, "valid": 0, "cache": str(tmp_path / "cache")}
+    few = build_task(recipe(data=data, batch={"size": 4}), CPU).members  # type: ignore[attr-defined]
+    assert sorted(int(i) // 12 for i in few["train"]) == [0, 0, 1, 2]
     assert len(task.images(6).flatten(1).mean(1).unique()) == 3  # type: ignore[attr-defined]
 
 

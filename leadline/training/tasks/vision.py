@@ -132,7 +132,9 @@ class VisionTask:
     @cached_property
     def members(self) -> dict[str, Tensor]:
         """Which training images are trained on and which are held out."""
-        return _split(len(self.train.labels), self.data)
+        import torch
+
+        return _split(torch.as_tensor(self.train.labels), self.data)
 
     @cached_property
     def batches(self) -> Batches:
@@ -263,17 +265,28 @@ def _moved(images: Pixels | Encoded, device: torch.device) -> Pixels | Encoded:
     return Pixels(images.images.to(device), images.labels) if isinstance(images, Pixels) else images
 
 
-def _split(count: int, data: VisionData) -> dict[str, Tensor]:
+def _split(labels: Tensor, data: VisionData) -> dict[str, Tensor]:
     """Which training images are trained on and which are held out; the same ones for every seed of a run."""
     import torch
 
-    members = torch.arange(count)
+    members = torch.arange(len(labels))
     if data.limit and data.name == "folder":  # whose images are in the order of their classes
-        members = torch.randperm(count, generator=torch.Generator().manual_seed(1))
-    count = min(count, data.limit or count)
+        members = _by_turns(labels)
+    count = min(len(labels), data.limit or len(labels))
     held = max(round(data.valid * count), int(data.valid > 0))
     order = members[torch.randperm(count, generator=torch.Generator().manual_seed(0))]
     return {"train": order[held:].sort().values, "valid": order[:held].sort().values}
+
+
+def _by_turns(labels: Tensor) -> Tensor:
+    """The images in an order in which the classes take turns, each class in an order of its own."""
+    import torch
+
+    mixed = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
+    by_class = mixed[labels[mixed].argsort(stable=True)]
+    counts = labels.bincount()
+    firsts = (counts.cumsum(0) - counts)[labels[by_class]]
+    return by_class[(torch.arange(len(labels)) - firsts).argsort(stable=True)]
 
 
 def _augmentation(recipe: Recipe) -> Augmentation:
