@@ -57,7 +57,7 @@ def cure_folder(
     de_escalation: float | None = None,
     layers: Iterable[int] | None = None,
     de_escalation_at: str | None = None,
-    start: str = "zero",
+    start: str | None = None,
 ) -> Path:
     """Cure the checkpoint in ``folder``, ours or one of transformers, and save it in ``out``; returns ``out``.
     The other arguments are those of ``cure``.

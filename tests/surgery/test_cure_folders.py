@@ -128,6 +128,12 @@ def test_cure_folder_of_our_own_model(tmp_path):
     assert torch.equal(ll.models.load(tmp_path / "cured")(ids), cure(model, **ALL)(ids))
 
 
+def test_cure_folder_leaves_what_is_not_given(tmp_path):
+    options = {"dim": 8, "heads": 2, "depth": 2, "vocab_size": 31, "max_tokens": 9, "attention": "hopfield"}
+    ll.create_model("gpt2_small", **options, start="scores").save(tmp_path / "plain")
+    assert ll.models.load(cure_folder(tmp_path / "plain", tmp_path / "cured", alpha=0.2)).config.start == "scores"
+
+
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_cure_that_finds_no_room_is_one_line_and_leaves_nothing(ours, tmp_path, monkeypatch):
     if ours:
