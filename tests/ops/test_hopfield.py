@@ -182,6 +182,25 @@ def test_float16_overflows_only_where_the_scores_do(scale):
     assert torch.allclose(state[0].double(), want, rtol=2e-3)
 
 
+@pytest.mark.parametrize("scale", [1.0, 16.0])
+def test_float16_is_not_scaled_up_before_the_product(scale):
+    q, k = torch.full((1, 1, 1, 1), 3000.0).half(), torch.full((1, 1, 1, 1), 10.0).half()  # q * 32 would overflow
+    _, state = ops.hopfield_attention(q, k, k, alpha_prime=0.0, scale=scale)
+    assert state[0].item() == 30000 * scale
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_autocast_carries_a_float32_state_whatever_it_is_given(half):
+    """Rotary queries come as float32 and meet keys in half precision."""
+    q, k, v = qkv(dtype=torch.float32)
+    for keys in (k, k.to(half)):
+        with torch.autocast("cpu", half):
+            state = ops.hopfield_attention(300 * q, 300 * keys, v, alpha_prime=0.5, scale=0.01)[1]
+        assert state[0].dtype == torch.float32
+        want = 0.005 * 300**2 * q @ k.repeat_interleave(2, 1).mT
+        assert (state[0] - want).abs().max() <= 1e-2 * want.abs().max()
+
+
 @pytest.mark.parametrize(
     ("change", "part"),
     [

@@ -38,13 +38,12 @@ def hopfield_attention(
 
 
 def scaled_scores(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
-    """S = scale q k^T (B, H, M, N), in float32 for half types: float16 overflows where only q k^T is large."""
+    """S = scale q k^T (B, H, M, N), in float32 for half types, also where autocast makes them."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    k = expand_heads(k, q.shape[1])
-    if q.dtype not in (torch.float16, torch.bfloat16):
-        return scale * (q @ k.mT)
-    rest, exponent = math.frexp(scale)  # a power of two rounds nothing before the product
-    return rest * ((q * 2.0**exponent) @ k.mT).float()
+    before = 2.0 ** min(math.frexp(scale)[1] - 1, 0)  # rounds nothing, and float16 overflows only where the scores do
+    scores = (q * before) @ expand_heads(k, q.shape[1]).mT
+    scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    return scale / before * scores
 
 
 def carry(hidden: Tensor | None, scores: Tensor, alpha_prime: float | Tensor, start: str) -> Tensor:
