@@ -13,6 +13,7 @@ from torch import Tensor
 from leadline.errors import check_choice
 
 BACKENDS = ("auto", "fused", "linear", "reference")
+GRID = 65535  # CUDA's bound of a grid's second and third axis
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 _warned: set[str] = set()  # each reason is told once
 _forced: str | None = None  # by use_backend
@@ -57,6 +58,16 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str | N
         return f"the head width is {D} (values {v.shape[-1]}); it takes up to 128, the same for values"
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (q.shape[0], 1, 1, k.shape[2])):
         return f"the mask is {mask.dtype} {tuple(mask.shape)}; it takes key padding, boolean (B, 1, 1, N)"
+    return None
+
+
+def too_large(*tensors: Tensor, programs: int = 0) -> str | None:
+    """Why kernels that count in 32 bits, and have ``programs`` along a later axis of their grid, do not reach."""
+    spans = [sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) for x in tensors]
+    if max(spans) >= 2**31:
+        return f"a tensor spans {max(spans):,} numbers in memory; it takes up to 2^31, make the batch smaller"
+    if programs > GRID:
+        return f"batch times heads is {programs:,}; it takes up to {GRID:,}, make the batch smaller"
     return None
 
 

@@ -41,7 +41,7 @@ class Launch:
         self.runs: dict[int, Any] = {}  # of compiled kernels, by which tensors are None: Triton compiles for that
 
     def __call__(self, tensors: tuple[Tensor | None, ...], floats: tuple[float, ...] = ()) -> None:
-        device = tensors[0].device
+        device, floats = tensors[0].device, tuple(map(float, floats))  # an int of 1 would be compiled in
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 self(tensors, floats)

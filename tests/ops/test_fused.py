@@ -7,7 +7,7 @@ import torch
 
 from leadline import LeadlineError, ops
 from leadline.ops import backends
-from leadline.ops.hopfield import fused, reference
+from leadline.ops.hopfield import fused, linear, reference
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -165,6 +165,37 @@ def test_the_custom_operators_are_well_formed():
     strength = torch.full((2,), 0.5, device=DEVICE)
     arguments = (q, k, v, strength, None, None, None, 0.0, False, True, 0.0, 0.25, False)
     torch.library.opcheck(torch.ops.leadline.hopfield_forward, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("strength", [0.0, 1e-6, 0.3, 0.9])
+def test_gradients_through_a_state_of_any_weight(strength):
+    layers = draw(1, 2, 2, 70, 16)
+    for given in (strength, torch.tensor([strength, 0.5], device=DEVICE)):
+        found = []
+        for attention, dtype in ((fused.hopfield_attention, torch.float32), (reference.hopfield_attention, None)):
+            leaves = [[x.to(dtype or torch.float64).requires_grad_() for x in layer] for layer in layers]
+            state, loss = None, 0
+            for q, k, v in leaves:
+                out, state = attention(q, k, v, state, alpha_prime=given)
+                loss = loss + out.square().sum()
+            found.append(torch.autograd.grad(loss, [x for layer in leaves for x in layer]))
+        for ours, theirs in zip(*found, strict=True):
+            assert (ours - theirs).norm() <= 1e-5 * theirs.norm()
+
+
+def test_what_the_kernels_cannot_count_to_is_left_to_the_reference():
+    make = lambda *shape: torch.empty(shape, dtype=torch.bfloat16, device="meta")  # noqa: E731
+    projected = make(14564, 64, 3, 6, 128).permute(2, 0, 3, 1, 4)[0]  # queries as they lie beside keys and values
+    for x, reason in (
+        (make(5461, 12, 64, 8), None),
+        (make(5462, 12, 64, 8), "batch times heads is 65,544; it takes up to 65,535, make the batch smaller"),
+        (projected, "a tensor spans 2,147,547,647 numbers in memory; it takes up to 2^31, make the batch smaller"),
+    ):
+        assert fused.unsupported(x, x, x, None, None, None, False) == reason
+        assert linear.unsupported(x, x, x, None, 0.5, None, None) is None  # which goes sample by sample
+    for tokens, fits in ((2**24, True), (2**24 + 1, False)):
+        x = make(1, 1, tokens, 128)
+        assert (linear.unsupported(x, x, x, None, 0.5, None, None) is None) == fits
 
 
 def test_a_number_and_a_tensor_of_strengths_give_the_same():

@@ -37,6 +37,16 @@ def test_the_second_launch_is_not_looked_up(jitted):
     assert jitted.launched == [(y.data_ptr(), x.data_ptr(), 0.7, 100, 64)]
 
 
+def test_a_strength_of_1_is_a_float_whatever_it_was_given_as(jitted):
+    """Triton compiles an int of 1 into the kernel, where it would stay for the strengths to come."""
+    launch = Kernel(jitted).prepare((4,), (100,), (64,))
+    x = torch.zeros(64)
+    launch((x, x), (1,))
+    launch((x, x), (0,))
+    assert type(jitted.looked_up[0][1][2]) is float
+    assert type(jitted.launched[0][2]) is float
+
+
 def test_what_triton_compiles_for_is_told_apart(jitted):
     launch = Kernel(jitted).prepare((4,), (100,), (64,))
     x = torch.zeros(64)

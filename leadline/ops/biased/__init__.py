@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from leadline.errors import LeadlineError
-from leadline.ops.backends import chosen, unsupported, warn_once, worth_trying
+from leadline.ops.backends import chosen, too_large, unsupported, warn_once, worth_trying
 from leadline.ops.hopfield import reference
 
 __all__ = ["biased_attention"]
@@ -42,7 +42,7 @@ def biased_attention(
     ):
         raise LeadlineError(f"bias has shape {tuple(bias.shape)}; it must broadcast to {full}")
     if worth_trying(backend, q):
-        reason = unsupported(q, k, v, mask)
+        reason = unsupported(q, k, v, mask) or too_large(q, k, v, bias, programs=q.shape[0] * q.shape[1])
         if reason is None:
             from leadline.ops.biased import fused
 

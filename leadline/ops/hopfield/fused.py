@@ -17,6 +17,7 @@ from leadline.ops.launch import Launch
 from leadline.ops.operator import operator
 
 TILE = 64
+TINY = 1e-3  # an alpha' by which gradients are neither multiplied nor divided in half types
 WARPS, STAGES = 4, 3  # the best of a sweep on an H200, see docs/kernels.md; a tile is laid out for 4 warps
 
 
@@ -34,7 +35,7 @@ def unsupported(
         return "a bias is carried"
     if state is not None and (state[0].shape != state_shape(q.shape, causal) or state[0].dtype != q.dtype):
         return "the state comes from the reference path"
-    return backends.unsupported(q, k, v, mask)
+    return backends.unsupported(q, k, v, mask) or backends.too_large(q, k, v, programs=q.shape[0] * q.shape[1])
 
 
 def state_shape(shape: tuple[int, ...], causal: bool) -> tuple[int, int, int]:
@@ -149,8 +150,9 @@ def _backward(
     dq, dk, dv, grad, d_strength = _gradients(q, state)
     delta = torch.empty_like(lse)
     partial = torch.empty(B, H, math.ceil(N / TILE), dtype=torch.float32, device=q.device) if learned else None
-    # unless learned, G is stored times alpha', which is what the layer before gets
-    options = (d_state is not None, first, whole, learned, not first and not learned, causal, mask is not None, dropout)
+    # where alpha' is a number, G is stored times it, which is what the layer before gets; a tiny one would lose digits
+    scaled = not first and per_head is None and strength >= TINY
+    options = (d_state is not None, first, whole, learned, scaled, causal, mask is not None, dropout)
     strides = (q.stride(), k.stride(), v.stride(), d_out.stride())
     launches = _backward_launches(q.device, q.dtype, q.shape, k.shape[1], strides, options)
     launches[0]((out, d_out, delta))
@@ -165,7 +167,8 @@ def _backward(
         # h_before - S = (h_before - h) / (1 - alpha'); with h = S at the start nothing depends on alpha'
         d_strength = partial.sum((0, 2)) / (1 - per_head)
         d_strength = torch.zeros_like(d_strength) if first and whole else d_strength
-        grad = grad * per_head.repeat(B).view(-1, 1, 1).to(grad.dtype)
+    if not first and not scaled:
+        grad = grad * (strength if per_head is None else per_head.repeat(B).view(-1, 1, 1).to(grad.dtype))
     groups = k.shape[1]
     if groups != H:
         dk, dv = (

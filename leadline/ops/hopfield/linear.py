@@ -45,7 +45,7 @@ def unsupported(
         return "alpha' is learned"
     if state is not None and not is_state(state):
         return "the state comes from another path"
-    return backends.unsupported(q, k, v, mask)
+    return backends.unsupported(q, k, v, mask) or backends.too_large(q[:1], k[:1], v[:1])
 
 
 def is_state(state: tuple[Tensor, ...]) -> bool:
@@ -232,7 +232,7 @@ def _side_by_side(
 def _tables(strengths: list[Tensor], v: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """On v's device: the strengths (L, 2, H), each layer's weight in the last layer's scores (L, H), and that weight
     relative to the last layer's if queries can be multiplied by it without rounding."""
-    table = torch.stack(strengths).cpu()
+    table = torch.stack([strength.cpu() for strength in strengths])
     weights = _weights(table)
     shares = weights / weights[-1]
     ready = bool((torch.frexp(shares).mantissa == 0.5).all())  # powers of 2
