@@ -67,7 +67,9 @@ def fresh(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SUMMARY).unlink(missing_ok=True)
-        (folder / f"{SUMMARY}.new").touch()  # whether files can be written is better known before the run
+        trial = folder / f"{SUMMARY}.new"  # whether files can be written is better known before the run
+        trial.touch()
+        trial.unlink()
     except OSError as error:
         raise LeadlineError(f"--out {folder} cannot be made ({error.strerror}); give a folder to write to") from error
 

@@ -145,13 +145,21 @@ def run_all(context: Context, jobs: Sequence[Job]) -> dict[str, Record]:
                 f"a training process ended by itself, perhaps for want of memory; what is finished is kept in "
                 f"{folder}, --jobs is {context.jobs}, give fewer"
             ) from error
+        except KeyboardInterrupt:
+            context.say("saving what is being trained")
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     return found
 
 
 def _prepare(threads: int, parent: int) -> None:
-    """Of a training process: it ends when the one that gives it work has ended, by whatever."""
+    """Of a training process: it ends when the one that gives it work has ended, by whatever, or when that one says so;
+    a Ctrl-C of the terminal is for that one alone, since a second signal would end a run before it has saved."""
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
     torch.set_num_threads(threads)
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
 

@@ -323,5 +323,9 @@ def test_page(tmp_path: Path) -> None:
     assert same["environments"] == [store.environment()]
     picture = page.parent / "init" / "good.png"
     assert picture.read_bytes() == (tmp_path / "good" / "figure.png").read_bytes()
+    assert "Every figure and table of the two papers" in text
+    write_page(tmp_path, page, ["good", "absent"])
+    assert "`leadline reproduce good --page page.md`" in page.read_text()
+    assert "Every figure" not in page.read_text()
     with pytest.raises(LeadlineError, match="no finished entry"):
         write_page(tmp_path / "none", page, ["good"])

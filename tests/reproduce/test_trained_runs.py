@@ -93,8 +93,9 @@ def test_several_at_a_time_give_what_one_gives(tmp_path: Path) -> None:
             assert one[name][figure] == two[name][figure]
 
 
-def test_training_processes_end_with_the_one_that_gives_them_work(tmp_path: Path) -> None:
-    """Killed as hard as can be, in the middle of long runs; what they did until then is saved."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_training_processes_end_with_the_one_that_gives_them_work(number: int, tmp_path: Path) -> None:
+    """Killed as hard as can be, or interrupted alone, in the middle of long runs; what they did until then is saved."""
     program = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -111,12 +112,17 @@ if __name__ == "__main__":
         children = [int(pid) for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()]
         children = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
         assert len(children) == 2
+        parent.send_signal(number)
+        parent.wait(60)
     finally:
         parent.kill()
         parent.wait()
     _wait_for(lambda: len(list(tmp_path.glob("work/*/step-*/manifest.json"))) == 2)
     for pid in children:
-        os.kill(pid, signal.SIGKILL)  # it has nothing to do any more, and would wait a minute
+        if number == signal.SIGINT:
+            assert not Path(f"/proc/{pid}").exists()
+        else:
+            os.kill(pid, signal.SIGKILL)  # it has nothing to do any more, and would wait a minute
 
 
 def _wait_for(what: Callable[[], bool]) -> None:
