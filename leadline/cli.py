@@ -257,7 +257,8 @@ def cure(
         typer.Option(help="'block-end', 'ffn-input' or 'attention-input'; the model's own place, or the block's end."),
     ] = None,
     layer: Annotated[
-        list[int] | None, typer.Option(help="Cure this layer, counted from 0; may be repeated. All unless given.")
+        list[int] | None,
+        typer.Option(help="Cure this layer, from 0; may be repeated; all unless given. Not for our own models."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -224,6 +224,24 @@ def test_a_model_without_its_run_is_evaluated_by_a_recipe(trained, tmp_path):
     assert again.figures == evaluate(source, device="cpu").figures
 
 
+def test_another_text_in_the_place_of_its_own(trained, tmp_path, monkeypatch):
+    """A relative path, read in another folder."""
+    from leadline.training import parse_recipe, train
+
+    tree = yaml.safe_load((trained[0] / "recipe.yaml").read_text())
+    for place in ("a", "b"):
+        shutil.copytree(tree["data"]["path"], tmp_path / place / "text")
+    (tmp_path / "b" / "text" / "test.txt").write_text("another text\n" * 30)
+    out = tmp_path / "run"
+    monkeypatch.chdir(tmp_path / "a")
+    train(parse_recipe({**tree, "data": {**tree["data"], "path": "text"}, "out": str(out)}))
+    assert evaluate(out, device="cpu").figures
+    monkeypatch.chdir(tmp_path / "b")
+    with pytest.raises(ll.LeadlineError, match=r"^text holds other test text than .*run began with; give"):
+        evaluate(out, device="cpu")
+    assert evaluate(out, device="cpu", data="text").figures
+
+
 def test_a_run_a_checkpoint_and_a_model_of_transformers(trained, tmp_path):
     folder, summary = trained
     found = [run(place, "The", "--tokens", 5).stdout for place in (folder, folder / summary["checkpoint"])]

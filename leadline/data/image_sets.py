@@ -71,10 +71,11 @@ class ImageSets:
 
     def fingerprints(self) -> dict[str, Any]:
         """Of the labels of each split, in their order, and the names of the classes where folders give them."""
-        labels = {split: np.asarray(self.images(split).labels, dtype=np.int64) for split in SPLITS}
-        found: dict[str, Any] = {
-            split: hashlib.sha256(some.tobytes()).hexdigest()[:20] for split, some in labels.items()
-        }
+        found: dict[str, Any] = {split: self.fingerprint(split) for split in SPLITS}
         if self.name == "folder" and isinstance(rows := self.rows("train"), FolderRows):
             found["classes"] = rows.names
         return found
+
+    def fingerprint(self, split: str) -> str:
+        labels = np.asarray(self.images(split).labels, dtype=np.int64)
+        return hashlib.sha256(labels.tobytes()).hexdigest()[:20]

@@ -25,7 +25,9 @@ def install(
     """Set strengths and de-escalation in place; what is not given stays as it is."""
     old = model.config
     if layers is not None:
-        raise LeadlineError("layers is given, but our own models have one strength for all layers; leave it out")
+        raise LeadlineError(
+            "layers (--layer) are given, but our own models have one strength for all layers; leave them out"
+        )
     if old.learnable_alpha or old.learnable_alpha_prime or old.learnable_de_escalation:
         raise LeadlineError("the model learns its strengths itself; a cure would overrule them")
     changes: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from leadline.models.base import CONFIG_FILE
 from leadline.models.checkpoints import STATE, Saved, check, find_checkpoint
 from leadline.models.io import averaged
 from leadline.probing import DepthReport, probe
-from leadline.training.folder import read_data
+from leadline.training.folder import check_data, read_data
 from leadline.training.recipe import Recipe, load_recipe, parse_recipe
 from leadline.training.step import DTYPES
 from leadline.training.tasks.vision import VisionData, VisionTask
@@ -93,12 +93,15 @@ def evaluate(
     where = choose_device(device)
     classes = _classes(saved, recipe)
     task = VisionTask(settings, where, classes=classes)
+    origin = settings.data.path or settings.data.name
+    if data is None and recipe is None:
+        part = "test" if split == "test" else "train"
+        check_data(saved.folder.parent, "images", part, task.sets.fingerprint(part), origin)
     model = leadline.load(averaged(saved.folder)).to(where)
     _check_fit(model, task, saved.folder)
     dtype = DTYPES.get(settings.precision)
     with torch.no_grad(), nullcontext() if dtype is None else torch.autocast(where.type, dtype):
         figures = task.evaluate(model, split)
-    origin = settings.data.path or settings.data.name
     found = Evaluation(saved.folder, saved.step, split, origin, figures, probe(model, task.probe_inputs(split)))
     if settings.data.name == "folder" and classes is None:
         found.notes = [f"which classes were trained is not known here; those of {origin} are taken, in their order"]

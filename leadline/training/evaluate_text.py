@@ -18,10 +18,11 @@ from leadline.data.text_store import TokenText, tokenised
 from leadline.errors import LeadlineError, check_choice
 from leadline.models import MODELS, TransformerXL
 from leadline.models.base import CONFIG_FILE
-from leadline.models.checkpoints import STATE, check
+from leadline.models.checkpoints import STATE, Saved, check
 from leadline.models.decoder import Decoder
 from leadline.probing import probe
 from leadline.training.evaluate import Evaluation, load_for, recipe_of, write_evaluation
+from leadline.training.folder import check_data
 from leadline.training.perplexity import LEAKY, at_least, perplexity, sees_future
 from leadline.training.recipe import parse_recipe
 from leadline.training.step import DTYPES
@@ -74,7 +75,8 @@ def evaluate_text(
     at_least(1, context=context, stride=stride, lanes=lanes)
     at_least(0, memory=memory)
     place = weights_in(Path(folder), which)
-    state = _state(place)
+    saved = _saved(place)
+    state = {} if saved is None else saved.state
     tree = recipe_of(state) if recipe is None else load_for(recipe, TextData, "text")
     settings = cast(TextData, parse_recipe(tree).data) if tree else None
     model, tokenizer = open_language_model(folder, device, which)
@@ -94,6 +96,8 @@ def evaluate_text(
         there = " or ".join(corpus.splits)
         raise LeadlineError(f"{corpus.origin} has no {split} text, only {there}; give --split {there}, or other text")
     text = tokenised(corpus, split, tokenizer, None if settings is None else settings.cache)
+    if saved is not None and data is None and recipe is None:
+        check_data(saved.folder.parent, "text", split, text.fingerprint(), corpus.origin)
     where = next(model.parameters()).device
     dtype = DTYPES.get(tree.get("precision", "float32"))
     with nullcontext() if dtype is None else torch.autocast(where.type, dtype):
@@ -112,10 +116,10 @@ def evaluate_text(
     return found
 
 
-def _state(place: Path) -> dict[str, Any]:
-    """What the checkpoint knows of its run; nothing for a model that was saved by itself."""
-    file = next((home / STATE for home in (place, place.parent) if (home / STATE).is_file()), None)
-    return {} if file is None else check(file.parent).state
+def _saved(place: Path) -> Saved | None:
+    """The checkpoint that the weights are of; None for a model that was saved by itself."""
+    home = next((home for home in (place, place.parent) if (home / STATE).is_file()), None)
+    return None if home is None else check(home)
 
 
 def _corpus(data: str | os.PathLike[str] | None, settings: TextData | None) -> Corpus:

@@ -117,6 +117,14 @@ def claim_data(out: Path, kind: str, found: dict[str, Any], origin: str) -> None
         raise _unusable(out, error) from error
 
 
+def check_data(run: Path, kind: str, split: str, found: str, origin: str) -> None:
+    """Where a run is evaluated and no data were asked for, they must be its own: a path may mean others elsewhere."""
+    if read_data(run, kind).get(split, found) != found:
+        raise LeadlineError(
+            f"{origin} holds other {split} {kind} than {run} began with; give its own, or others on purpose, by --data"
+        )
+
+
 def _unusable(out: Path, error: OSError) -> LeadlineError:
     advice = "make room there and run the same command again" if error.errno in FULL else "give another folder"
     return LeadlineError(f"out={out} cannot be used ({error.strerror or error}); {advice}")

@@ -288,8 +288,8 @@ def _check_model(recipe: Recipe) -> None:
     if recipe.model.name not in MODELS:
         raise unknown_name("model", recipe.model.name, MODELS)
     family = MODELS[recipe.model.name][0]
-    allowed = [field.name for field in fields(family.Config)]
-    for option in recipe.model_options():
+    allowed = [field.name for field in fields(family.Config) if field.name != "drop_path"]  # that is in regularise
+    for option in recipe.model.model_extra or {}:
         if option not in allowed:
             raise unknown_name(f"key of model, for {recipe.model.name},", option, allowed)
     check_options(family.Config, recipe.model_options(), "model.")

@@ -108,6 +108,17 @@ def test_a_device_that_is_not_there(run: tuple[Path, dict[str, Any]], monkeypatc
         evaluate(run[0], device="cuda:7")
 
 
+def test_other_images_in_the_place_of_its_own(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """As where a relative path is read in another folder."""
+    out = Path(shutil.copytree(run[0], tmp_path / "run"))
+    found = json.loads((out / "images.json").read_text())
+    (out / "images.json").write_text(json.dumps({**found, "test": "others"}))
+    with pytest.raises(LeadlineError, match=r"^digits holds other test images than .*run began with; give"):
+        evaluate(out, device="cpu")
+    assert evaluate(out, device="cpu", split="train").figures
+    assert evaluate(out, device="cpu", recipe=out / "recipe.yaml").figures  # on purpose
+
+
 def test_what_is_no_checkpoint(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(LeadlineError, match="holds no whole checkpoint"):
         evaluate(tmp_path)
