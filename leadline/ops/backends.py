@@ -63,10 +63,11 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str | N
 
 def too_large(*tensors: Tensor, programs: int = 0) -> str | None:
     """Why kernels that count in 32 bits, and have ``programs`` along a later axis of their grid, do not reach."""
-    spans = [sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) for x in tensors]
-    if max(spans) >= 2**31:
-        return f"a tensor spans {max(spans):,} numbers in memory; it takes up to 2^31, make the batch smaller"
-    if programs > GRID:
+    for x in tensors:
+        span = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+        if isinstance(span, int) and span >= 2**31:  # what is exported for any size has none yet
+            return f"a tensor spans {span:,} numbers in memory; it takes up to 2^31, make the batch smaller"
+    if isinstance(programs, int) and programs > GRID:
         return f"batch times heads is {programs:,}; it takes up to {GRID:,}, make the batch smaller"
     return None
 

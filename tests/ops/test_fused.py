@@ -198,6 +198,17 @@ def test_what_the_kernels_cannot_count_to_is_left_to_the_reference():
         assert (linear.unsupported(x, x, x, None, 0.5, None, None) is None) == fits
 
 
+def test_exported_for_a_batch_of_any_size():
+    class Attention(torch.nn.Module):
+        def forward(self, q):
+            return ops.hopfield_attention(q, q, q, backend="fused")[0]
+
+    q = draw(3, 2, 2, 64, 16, layers=1)[0][0]
+    exported = torch.export.export(Attention(), (q,), dynamic_shapes={"q": {0: torch.export.Dim("b")}}, strict=False)
+    other = draw(5, 2, 2, 64, 16, layers=1, seed=1)[0][0]
+    assert torch.allclose(exported.module()(other), Attention()(other), atol=1e-6)
+
+
 def test_a_number_and_a_tensor_of_strengths_give_the_same():
     q, k, v = draw(1, 2, 2, 64, 16, layers=1)[0]
     strengths = (0.3, torch.full((2,), 0.3, device=DEVICE), 0.3)
