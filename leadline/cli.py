@@ -58,7 +58,7 @@ def _warn(
 @contextmanager
 def _may_stop(console: Console) -> Iterator[None]:
     """A run that ends before its time is one line, and has its exit code."""
-    from leadline.training.stop import Stopped
+    from leadline.errors import Stopped
 
     try:
         yield

@@ -1,4 +1,4 @@
-"""The one kind of error a user sees, and how its text is made."""
+"""The one kind of error a user sees, how its text is made, and what ends a training run before its time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from types import ModuleType
 
 class LeadlineError(ValueError):
     """Bad input. The message says what was given, what is allowed and what to do."""
+
+
+class Stopped(Exception):  # noqa: N818 - no error: it may have been asked for
+    """The run ended early. The message is one line; ``code`` is the exit code of the command."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def unknown_name(kind: str, given: object, allowed: Iterable[str]) -> LeadlineError:

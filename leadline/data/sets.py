@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from leadline.data.hub import check_shards, opened_parquet, quiet_hub
-from leadline.errors import LeadlineError, check_choice, need
+from leadline.errors import LeadlineError, Stopped, check_choice, need
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SPLITS = ("train", "test")
@@ -252,6 +252,8 @@ def decode(encoded: bytes, where: str) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of transparency in a palette
             return found.convert("RGB")
+    except Stopped:  # a signal came meanwhile
+        raise
     except Exception as error:  # a damaged file may raise anything in PIL
         why = re.sub(r" <[^>]*>", "", str(error).partition("\n")[0])  # PIL names the bytes by their address
         raise LeadlineError(

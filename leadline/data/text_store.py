@@ -25,7 +25,7 @@ from leadline.data.text_tokenizers import (
 )
 from leadline.errors import LeadlineError
 
-_FORMAT = 3  # changes when what is stored changes
+_FORMAT = 4  # changes when what is stored changes
 _LEARNT = {"word": 2, "bpe": 1}  # the same for vocabularies
 _TOKENS, _SIZES = "tokens.npy", "sizes.json"
 _T = TypeVar("_T")

@@ -37,6 +37,11 @@ class Saved:
     step: int
     state: dict[str, Any]
 
+    @property
+    def run(self) -> Path:
+        """The folder that it lies in."""
+        return self.folder.resolve().parent
+
     def tensors(self, name: str) -> dict[str, Tensor]:
         """What a safetensors file of it holds; empty where there is none."""
         file = self.folder / f"{name}.safetensors"

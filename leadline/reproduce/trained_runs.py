@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from rich.console import Console
 from torch import Tensor
 
 import leadline
-from leadline.errors import LeadlineError
+from leadline.errors import LeadlineError, Stopped
 from leadline.files import whole
 from leadline.models.checkpoints import find_checkpoint
 from leadline.probing import DepthReport, probe
@@ -39,7 +40,7 @@ from leadline.reproduce.base import Context
 from leadline.training.engine import train
 from leadline.training.logs import EVALUATION, PROBE, TRAINING
 from leadline.training.recipe import Recipe, parse_recipe
-from leadline.training.stop import Stopped
+from leadline.training.stop import StopRequest
 from leadline.training.tasks import build_task
 from leadline.training.tasks.language import LanguageTask, TextData
 from leadline.training.tasks.vision import VisionTask
@@ -127,7 +128,8 @@ def run_all(context: Context, jobs: Sequence[Job]) -> dict[str, Record]:
     build_task(_recipe(context, left[0]), torch.device("cpu")).describe()  # images and text are read once, for all
     threads = max(1, torch.get_num_threads() // context.jobs)
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(context.jobs, spawn, _prepare, (threads, os.getpid())) as pool:
+    ended = spawn.Event()
+    with ProcessPoolExecutor(context.jobs, spawn, _prepare, (threads, os.getpid(), ended)) as pool:
         waiting = list(left)
         running: dict[Future[dict[str, Any]], Job] = {}
         try:
@@ -145,31 +147,38 @@ def run_all(context: Context, jobs: Sequence[Job]) -> dict[str, Record]:
                 f"a training process ended by itself, perhaps for want of memory; what is finished is kept in "
                 f"{folder}, --jobs is {context.jobs}, give fewer"
             ) from error
-        except KeyboardInterrupt:
-            context.say("saving what is being trained")
-            for child in multiprocessing.active_children():
-                child.terminate()
+        except BaseException:
+            if running:
+                context.say("saving what is being trained")
             raise
         finally:
+            ended.set()
             pool.shutdown(wait=True, cancel_futures=True)
     return found
 
 
-def _prepare(threads: int, parent: int) -> None:
-    """Of a training process: it ends when the one that gives it work has ended, by whatever, or when that one says so;
-    a Ctrl-C of the terminal is for that one alone, since a second signal would end a run before it has saved."""
-    if hasattr(os, "setpgrp"):
-        os.setpgrp()
+def _prepare(threads: int, parent: int, ended: Event) -> None:
+    """Of a training process: it ends when the one that gives it work says so, or has ended, by whatever."""
     torch.set_num_threads(threads)
-    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # but for a run, which saves: one that waits for work is told by others
+    threading.Thread(target=_follow, args=(parent, ended), daemon=True).start()
 
 
-def _follow(parent: int) -> None:
-    while os.getppid() == parent:
+def _follow(parent: int, ended: Event) -> None:
+    """Ask a run once to save and stop, unless a signal to all has; without a parent the process ends after it."""
+    asked = None
+    while True:
+        alone = os.getppid() != parent
+        if alone or ended.is_set():
+            run = StopRequest.current
+            if run is not None and run is not asked and run.signal is None:
+                asked = run
+                os.kill(os.getpid(), signal.SIGTERM)
+            if run is None and alone:
+                os._exit(128 + signal.SIGTERM)
         time.sleep(1)
-    os.kill(os.getpid(), signal.SIGTERM)  # a run saves and stops
-    time.sleep(60)
-    os._exit(128 + signal.SIGTERM)  # it had nothing to do, and waits for work
 
 
 def _late(context: Context) -> bool:

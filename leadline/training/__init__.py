@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 _WHERE = {
     "Recipe": "training.recipe",
-    "Stopped": "training.stop",
+    "Stopped": "errors",
     "find_checkpoint": "models.checkpoints",
     "load_recipe": "training.recipe",
     "parse_recipe": "training.recipe",
@@ -21,10 +21,10 @@ _WHERE = {
 __all__ = ["Recipe", "Stopped", "find_checkpoint", "load_recipe", "parse_recipe", "train"]
 
 if TYPE_CHECKING:
+    from leadline.errors import Stopped
     from leadline.models.checkpoints import find_checkpoint
     from leadline.training.engine import train
     from leadline.training.recipe import Recipe, load_recipe, parse_recipe
-    from leadline.training.stop import Stopped
 
 
 def __getattr__(name: str) -> Any:

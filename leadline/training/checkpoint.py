@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from leadline.errors import LeadlineError
+from leadline.errors import LeadlineError, Stopped
 from leadline.files import save_tensors, whole
 from leadline.models.checkpoints import (
     MANIFEST,
@@ -30,7 +30,6 @@ from leadline.models.checkpoints import (
     find_checkpoint,
     listed,
 )
-from leadline.training.stop import Stopped
 
 
 def folder_of(out: Path, step: int) -> Path:

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from leadline.errors import LeadlineError
+from leadline.errors import LeadlineError, Stopped
 from leadline.machine import versions
 from leadline.models.checkpoints import find_checkpoint, listed, newest
 from leadline.probing.blocks import find_blocks
@@ -36,7 +36,7 @@ from leadline.training.recipe import Recipe
 from leadline.training.schedule import LearningRate
 from leadline.training.section import Span
 from leadline.training.step import Step
-from leadline.training.stop import Stopped, StopRequest
+from leadline.training.stop import StopRequest
 from leadline.training.tasks import build_task
 from leadline.training.tasks.base import Task
 

@@ -20,7 +20,7 @@ from leadline.models.checkpoints import STATE, Saved, check, find_checkpoint
 from leadline.models.io import averaged
 from leadline.probing import DepthReport, probe
 from leadline.training.folder import check_data, read_data
-from leadline.training.recipe import Recipe, load_recipe, parse_recipe
+from leadline.training.recipe import Recipe, load_recipe, of_earlier, parse_recipe
 from leadline.training.step import DTYPES
 from leadline.training.tasks.vision import VisionData, VisionTask
 
@@ -96,7 +96,7 @@ def evaluate(
     origin = settings.data.path or settings.data.name
     if data is None and recipe is None:
         part = "test" if split == "test" else "train"
-        check_data(saved.folder.parent, "images", part, task.sets.fingerprint(part), origin)
+        check_data(saved.run, "images", part, task.sets.fingerprint(part), origin)
     model = leadline.load(averaged(saved.folder)).to(where)
     _check_fit(model, task, saved.folder)
     dtype = DTYPES.get(settings.precision)
@@ -130,7 +130,7 @@ def _find(folder: Path, which: str, recipe: str | os.PathLike[str] | None) -> Sa
 
 def _classes(saved: Saved, recipe: str | os.PathLike[str] | None) -> list[str] | None:
     """The classes of an image folder, as the checkpoint's run has trained them, or the run that the recipe lies in."""
-    runs = [saved.folder.parent, *([] if recipe is None else [Path(recipe).parent])]
+    runs = [saved.run, *([] if recipe is None else [Path(recipe).parent])]
     return next((found["classes"] for run in runs if "classes" in (found := read_data(run, "images"))), None)
 
 
@@ -148,7 +148,7 @@ def recipe_of(state: dict[str, Any]) -> dict[str, Any]:
     cache = tree.get("data", {}).get("cache")
     if cache is not None and not os.access(cache, os.R_OK | os.X_OK):
         tree = {**tree, "data": {**tree["data"], "cache": None}}
-    return tree
+    return of_earlier(tree)
 
 
 def load_for(recipe: str | os.PathLike[str], data: type, kind: str) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def evaluate_text(
         raise LeadlineError(f"{corpus.origin} has no {split} text, only {there}; give --split {there}, or other text")
     text = tokenised(corpus, split, tokenizer, None if settings is None else settings.cache)
     if saved is not None and data is None and recipe is None:
-        check_data(saved.folder.parent, "text", split, text.fingerprint(), corpus.origin)
+        check_data(saved.run, "text", split, text.fingerprint(), corpus.origin)
     where = next(model.parameters()).device
     dtype = DTYPES.get(tree.get("precision", "float32"))
     with nullcontext() if dtype is None else torch.autocast(where.type, dtype):

@@ -12,13 +12,12 @@ from typing import Any
 
 import yaml
 
-from leadline.errors import LeadlineError
+from leadline.errors import LeadlineError, Stopped
 from leadline.files import whole
 from leadline.machine import lock
 from leadline.models.checkpoints import listed, newest
 from leadline.training.checkpoint import flush, write_json
-from leadline.training.recipe import Recipe, differences, parse_recipe
-from leadline.training.stop import Stopped
+from leadline.training.recipe import Recipe, differences, of_earlier, parse_recipe
 
 RECIPE, SUMMARY = "recipe.yaml", "summary.json"
 DATA = {"text": "text.json", "images": "images.json"}
@@ -46,7 +45,7 @@ def owner(out: Path, recipe: Recipe) -> Recipe | None:
             return None
         before = saved.state["recipe"]  # the file was lost
     try:
-        found = parse_recipe(before)  # a version that had fewer keys did what their defaults say
+        found = parse_recipe(of_earlier(before))  # a version that had fewer keys did what their defaults say
     except LeadlineError as error:
         raise LeadlineError(f"{file} is no recipe ({error}); give another out=") from error
     _compare(found, recipe, out)

@@ -242,6 +242,15 @@ def parse_recipe(tree: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
+def of_earlier(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe that a run wrote down, its drop path where it stands now: it could be given as model.drop_path."""
+    model, regularise = tree.get("model"), tree.get("regularise")
+    if not isinstance(model, dict) or not isinstance(regularise, dict) or "drop_path" not in model:
+        return dict(tree)
+    kept = {name: value for name, value in model.items() if name != "drop_path"}
+    return {**tree, "model": kept, "regularise": {**regularise, "drop_path": model["drop_path"]}}
+
+
 def differences(one: Recipe, other: Recipe, free: Iterable[str]) -> list[tuple[str, Any, Any]]:
     """Where two recipes differ: (key, what one has, what the other has), but for what is ``free``."""
     first, second = (dict(_flat(recipe.model_dump(mode="json"))) for recipe in (one, other))

@@ -7,21 +7,16 @@ import threading
 from types import FrameType
 from typing import Any
 
+from leadline.errors import Stopped
 from leadline.machine import ENDING
-
-
-class Stopped(Exception):  # noqa: N818 - no error: it may have been asked for
-    """The run ended early. The message is one line; ``code`` is the exit code of the command."""
-
-    def __init__(self, message: str, code: int = 1) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class StopRequest:
     """Inside, SIGTERM, SIGINT and SIGHUP set ``signal`` and no more: the loop finishes its step and saves. A second
     one ends the process at once. Under nohup SIGHUP stays ignored. Where ``saved`` says what is kept, before the first
     step and after the last, the first one ends the run."""
+
+    current: StopRequest | None = None  # of this process
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -33,9 +28,11 @@ class StopRequest:
             for number in ENDING:
                 if number in (signal.SIGTERM, signal.SIGINT) or signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._receive)
+            StopRequest.current = self
         return self
 
     def __exit__(self, *exception: object) -> None:
+        StopRequest.current = None
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -17,7 +17,7 @@ from leadline.data.cache import decoded, encoded
 from leadline.data.kept import cache_folder, telling
 from leadline.data.sets import decode, open_rows
 from leadline.data.vision import load_cifar10
-from leadline.errors import LeadlineError
+from leadline.errors import LeadlineError, Stopped
 
 
 def test_cifar_100_and_imagenet_have_their_own_columns_and_splits(tmp_path: Path) -> None:
@@ -353,3 +353,12 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(np, "save", full)
     with pytest.raises(LeadlineError, match=r"No space left on device.*make room"):
         decoded(open_rows("cifar10", tmp_path / "data", "train"), 32, tmp_path / "cache")
+
+
+def test_a_signal_while_an_image_is_decoded_is_no_fault_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise Stopped("SIGINT before the training began", 130)
+
+    monkeypatch.setattr(Image, "open", interrupted)
+    with pytest.raises(Stopped):
+        decode(b"", "x")

@@ -1,7 +1,6 @@
 """Runs of trained entries: kept one by one, shared, never made twice, and what is made of their records."""
 
 import json
-import os
 import pickle
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from leadline.cli import app
-from leadline.errors import LeadlineError
+from leadline.errors import LeadlineError, Stopped
 from leadline.probing.figures import Distribution, LayerFigures
 from leadline.reproduce import ENTRIES, trained_runs, trained_vits
 from leadline.reproduce.base import Context, Entry
@@ -32,7 +31,6 @@ from leadline.reproduce.trained_figures import (
     said,
 )
 from leadline.reproduce.trained_runs import Job, Record, run_all
-from leadline.training.stop import Stopped
 
 CPU = torch.device("cpu")
 TINY = {"name": "vit_tiny", "depth": 1, "dim": 16, "heads": 2, "patch_size": 8, "pool": "max"}
@@ -94,8 +92,10 @@ def test_several_at_a_time_give_what_one_gives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_training_processes_end_with_the_one_that_gives_them_work(number: int, tmp_path: Path) -> None:
-    """Killed as hard as can be, or interrupted alone, in the middle of long runs; what they did until then is saved."""
+@pytest.mark.parametrize("idle", [False, True])
+def test_training_processes_end_with_the_one_that_gives_them_work(number: int, idle: bool, tmp_path: Path) -> None:
+    """Killed as hard as can be, or interrupted alone, in the middle of long runs, or of one beside a process that waits
+    for work; what they did until then is saved, and none is left."""
     program = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -103,12 +103,14 @@ from pathlib import Path
 from test_trained_runs import context, job, run_all
 if __name__ == "__main__":
     sections = dict(length="100000 steps", checkpoint={{"every": "100 %"}}, evaluate="100 %")
-    run_all(context(Path({str(tmp_path)!r}), jobs=2), [job("a", **sections), job("b", seed=1, **sections)])
+    other = dict(length="4 steps") if {idle} else sections
+    run_all(context(Path({str(tmp_path)!r}), jobs=2), [job("a", **sections), job("b", seed=1, **other)])
 """
     (tmp_path / "program.py").write_text(program)
     parent = subprocess.Popen([sys.executable, str(tmp_path / "program.py")])
     try:
-        _wait_for(lambda: len(list(tmp_path.glob("work/*/log.csv"))) == 2)
+        _wait_for(lambda: len(list(tmp_path.glob("work/a-*/log.csv"))) == 1)
+        _wait_for(lambda: len(list(tmp_path.glob("runs/b-*.json" if idle else "work/b-*/log.csv"))) == 1)
         children = [int(pid) for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()]
         children = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
         assert len(children) == 2
@@ -117,12 +119,17 @@ if __name__ == "__main__":
     finally:
         parent.kill()
         parent.wait()
-    _wait_for(lambda: len(list(tmp_path.glob("work/*/step-*/manifest.json"))) == 2)
-    for pid in children:
-        if number == signal.SIGINT:
-            assert not Path(f"/proc/{pid}").exists()
-        else:
-            os.kill(pid, signal.SIGKILL)  # it has nothing to do any more, and would wait a minute
+    _wait_for(lambda: len(list(tmp_path.glob("work/a-*/step-*/manifest.json"))) == 1)
+    if not idle:
+        _wait_for(lambda: len(list(tmp_path.glob("work/b-*/step-*/manifest.json"))) == 1)
+    _wait_for(lambda: not any(_runs(pid) for pid in children))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _wait_for(what: Callable[[], bool]) -> None:

@@ -119,6 +119,25 @@ def test_other_images_in_the_place_of_its_own(run: tuple[Path, dict[str, Any]], 
     assert evaluate(out, device="cpu", recipe=out / "recipe.yaml").figures  # on purpose
 
 
+def test_a_checkpoint_knows_its_run_from_within(
+    run: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Path(shutil.copytree(run[0], tmp_path / "run"))
+    (out / "images.json").write_text(json.dumps({"test": "others"}))
+    monkeypatch.chdir(out / run[1]["checkpoint"])
+    with pytest.raises(LeadlineError, match="digits holds other test images than"):
+        evaluate(".", device="cpu")
+
+
+def test_a_run_of_an_earlier_version_had_its_drop_path_elsewhere(run: tuple[Path, dict[str, Any]]) -> None:
+    saved = find_checkpoint(run[0], "last")
+    assert saved is not None
+    tree = saved.state["recipe"]
+    earlier = {**tree, "model": {**tree["model"], "drop_path": 0.1}, "regularise": tree["regularise"]}
+    found = parse_recipe(recipe_of({"recipe": earlier}))
+    assert found == parse_recipe({**tree, "regularise": {**tree["regularise"], "drop_path": 0.1}})
+
+
 def test_what_is_no_checkpoint(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(LeadlineError, match="holds no whole checkpoint"):
         evaluate(tmp_path)
