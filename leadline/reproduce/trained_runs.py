@@ -160,9 +160,7 @@ def run_all(context: Context, jobs: Sequence[Job]) -> dict[str, Record]:
 def _prepare(threads: int, parent: int, ended: Event) -> None:
     """Of a training process: it ends when the one that gives it work says so, or has ended, by whatever."""
     torch.set_num_threads(threads)
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # but for a run, which saves: one that waits for work is told by others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a run hears it all the same, and saves
     threading.Thread(target=_follow, args=(parent, ended), daemon=True).start()
 
 
