@@ -35,8 +35,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leadline.machine import processor, versions
-from leadline.reproduce.trained_language_depth import ARMS as NORMS
-from leadline.reproduce.trained_language_gpt2 import ARMS as STRENGTHS
+from leadline.papers.hop.table2 import ARMS as STRENGTHS
+from leadline.papers.ours.text_depth import ARMS as NORMS
 from leadline.training import load_recipe
 from leadline.training.distributed import join
 from leadline.training.engine import prepare_step

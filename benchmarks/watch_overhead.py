@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 
 import leadline as ll
+from leadline.papers.shared.store import environment
 from leadline.probing import watch
-from leadline.reproduce.store import environment
 
 TARGET = 0.05
 CASES: dict[str, tuple[str, dict[str, Any], int]] = {  # model, options, batch

@@ -10,16 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_MODULES = ("data", "metrics", "models", "nn", "ops", "probing", "report", "reproduce", "surgery", "theory", "training")
+_MODULES = (
+    "anatomy",
+    "curing",
+    "data",
+    "metrics",
+    "models",
+    "nn",
+    "ops",
+    "papers",
+    "probing",
+    "report",
+    "theory",
+    "training",
+)
 _FUNCTIONS = {
     "create_model": "leadline.models",
     "list_models": "leadline.models",
     "load": "leadline.models",
     "convert": "leadline.models",
     "probe": "leadline.probing",
-    "cure": "leadline.surgery",
-    "uncure": "leadline.surgery",
-    "DepthReport": "leadline.probing",
+    "cure": "leadline.curing",
+    "uncure": "leadline.curing",
+    "DepthReport": "leadline.report.depth_report",
     "LeadlineError": "leadline.errors",
 }
 
@@ -27,9 +40,11 @@ __all__ = [
     "DepthReport",
     "LeadlineError",
     "__version__",
+    "anatomy",
     "convert",
     "create_model",
     "cure",
+    "curing",
     "data",
     "list_models",
     "load",
@@ -37,22 +52,22 @@ __all__ = [
     "models",
     "nn",
     "ops",
+    "papers",
     "probe",
     "probing",
     "report",
-    "reproduce",
-    "surgery",
     "theory",
     "training",
     "uncure",
 ]
 
 if TYPE_CHECKING:
-    from leadline import data, metrics, models, nn, ops, probing, report, reproduce, surgery, theory, training
+    from leadline import anatomy, curing, data, metrics, models, nn, ops, papers, probing, report, theory, training
+    from leadline.curing import cure, uncure
     from leadline.errors import LeadlineError
     from leadline.models import convert, create_model, list_models, load
-    from leadline.probing import DepthReport, probe
-    from leadline.surgery import cure, uncure
+    from leadline.probing import probe
+    from leadline.report.depth_report import DepthReport
 
 
 def __getattr__(name: str) -> Any:

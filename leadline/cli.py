@@ -263,7 +263,7 @@ def cure(
     as_json: Json = False,
 ) -> None:
     """Put a cure into a checkpoint and save it. Probe first; a trained model needs training with its cure."""
-    from leadline.surgery import cure_folder
+    from leadline.curing import cure_folder
 
     with _bars(Console(stderr=True), silent=as_json) as progress:
         progress("curing", 0, None)
@@ -302,7 +302,7 @@ def train(
     """
     from leadline.training import load_recipe
     from leadline.training import train as run
-    from leadline.training.logs import Listener
+    from leadline.training.run_folder.logs import Listener
 
     console = Listener(stderr=True)
     with _may_stop(console):
@@ -445,7 +445,7 @@ def reproduce(
     Finished entries are not run again, and neither are finished training runs. Exit code 1: what a paper concludes did
     not come out.
     """
-    from leadline.reproduce import ENTRIES, list_entries, run_entries, summaries
+    from leadline.papers import ENTRIES, list_entries, run_entries, summaries
 
     console = Console(stderr=as_json)
     if ids == ["list"]:

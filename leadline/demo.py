@@ -20,7 +20,7 @@ from torch import Tensor
 
 from leadline import create_model
 from leadline.data import load_digits
-from leadline.data.digits import Split
+from leadline.data.images.digits import Split
 from leadline.errors import LeadlineError
 from leadline.metrics import token_similarity
 from leadline.models import Bert

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import leadline as ll
 from leadline.cli import app
-from leadline.data.text_store import encode_text
-from leadline.data.text_tokenizers import ByteTokenizer, PairTokenizer, WordTokenizer, save_tokenizer
+from leadline.data.text.store import encode_text
+from leadline.data.text.tokenizers import ByteTokenizer, PairTokenizer, WordTokenizer, save_tokenizer
 from leadline.models.generation import collect, stream_tokens
 from leadline.training.evaluate import evaluate
 from leadline.training.perplexity import perplexity

@@ -1,5 +1,5 @@
 """Data behind one small interface: images and labels as tensors."""
 
-from leadline.data.digits import load_digits
+from leadline.data.images.digits import load_digits
 
 __all__ = ["load_digits"]

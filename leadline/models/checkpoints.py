@@ -1,7 +1,7 @@
 """The checkpoints of a training run, read: ``step-000123``, folders of safetensors and JSON.
 
 ``manifest.json`` lists every file of a checkpoint with its size and SHA-256; what does not agree with it is damaged and
-passed over. ``leadline.training.checkpoint`` writes them.
+passed over. ``leadline.training.run_folder.checkpoint`` writes them.
 """
 
 from __future__ import annotations

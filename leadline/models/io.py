@@ -26,7 +26,7 @@ def load(folder: str | os.PathLike[str]) -> nn.Module:
     source = model_folder(folder)
     description = _read_description(source)
     if isinstance(description["leadline"], dict):  # a cured model of transformers; ours has its version there
-        from leadline.surgery import load_cured
+        from leadline.curing import load_cured
 
         return load_cured(source).eval()
     if not isinstance(description["family"], str) or description["family"] not in FAMILIES:

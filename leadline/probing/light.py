@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leadline.anatomy.blocks import Block, as_tokens, find_parts, stream_in, stream_out
 from leadline.errors import LeadlineError
 from leadline.metrics import attention_entropy
 from leadline.metrics._tokens import power_of_two
 from leadline.probing.attention import AttentionCatcher, Caught, measuring
-from leadline.probing.blocks import Block, as_tokens, find_parts, stream_in, stream_out
 
 NAMES = ("similarity", "diversity", "cosine", "norm")
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from leadline.anatomy.blocks import Parts
 from leadline.metrics import token_diversity
 from leadline.metrics._tokens import split
 from leadline.probing.attention import Caught
-from leadline.probing.blocks import Parts
 
 _NO_SKIP = 10.0  # gain beyond which attention adds to nothing: a block without a skip connection
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leadline.anatomy.blocks import Block, Parts, as_tokens, find_parts, stream_in, stream_out
 from leadline.errors import LeadlineError
 from leadline.metrics import effective_rank, token_cosine, token_diversity, token_similarity
 from leadline.probing.attention import AttentionCatcher, AttentionTally, Caught, heatmap, measuring
-from leadline.probing.blocks import Block, Parts, as_tokens, find_parts, stream_in, stream_out
-from leadline.probing.figures import LayerFigures
 from leadline.probing.passage import Normed, Passage
 from leadline.probing.tally import Cosines, Mean
+from leadline.report.layers import LayerFigures
 
 
 class LayerTally:

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 import leadline
+from leadline.anatomy.blocks import find_blocks, prefix_tokens, unwrap
+from leadline.anatomy.inputs import Batch, Mask, call_model, check_batch, count_batches, each_batch, padding_mask
 from leadline.errors import LeadlineError
-from leadline.probing.blocks import find_blocks, prefix_tokens, unwrap
-from leadline.probing.figures import Heatmap
 from leadline.probing.guard import GradientNorms, left_as_it_was
-from leadline.probing.inputs import Batch, Mask, call_model, check_batch, count_batches, each_batch, padding_mask
 from leadline.probing.progress import Count, Progress
 from leadline.probing.recorder import Recorder
-from leadline.probing.report import DepthReport
 from leadline.probing.trials import CANDIDATES, try_cures
-from leadline.probing.verdict import judge, with_trials
+from leadline.report.depth_report import DepthReport
+from leadline.report.layers import Heatmap
+from leadline.report.verdict import judge, with_trials
 
 Loss = Callable[[Any], Tensor] | str | None
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leadline.data.text_tokenizers import load_tokenizer, tokenizer_home
+from leadline.anatomy.blocks import find_blocks
+from leadline.anatomy.inputs import first_line
+from leadline.data.text.tokenizers import load_tokenizer, tokenizer_home
 from leadline.errors import LeadlineError, need, unknown_name
 from leadline.models.base import Model
-from leadline.probing.blocks import find_blocks
-from leadline.probing.inputs import first_line
 
 Inputs = dict[str, Any] | Tensor
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from leadline.probing.figures import Distribution
+from leadline.report.layers import Distribution
 
 COSINE_BINS = 200  # over [-1, 1]
 ENTROPY_BIN = 0.05  # nats

@@ -9,12 +9,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from leadline.anatomy.blocks import find_blocks
+from leadline.anatomy.inputs import Batch, call_model
 from leadline.errors import LeadlineError
 from leadline.models import Model
-from leadline.probing.blocks import find_blocks
-from leadline.probing.figures import Trial
-from leadline.probing.inputs import Batch, call_model
 from leadline.probing.light import LightRecorder
+from leadline.report.layers import Trial
 
 # the mildest first: of those that help alike, the first is recommended
 CANDIDATES: dict[str, dict[str, float]] = {
@@ -65,7 +65,7 @@ def _strengths(model: nn.Module) -> Any:
 @contextmanager
 def cured(model: nn.Module, **strengths: float) -> Iterator[nn.Module]:
     """The model with a cure, in place, for as long as the context lasts."""
-    from leadline.surgery import cure, uncure
+    from leadline.curing import cure, uncure
 
     cure(model, **cast(Any, strengths))
     try:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leadline.anatomy.blocks import find_blocks, unwrap
+from leadline.anatomy.inputs import padding_mask
 from leadline.errors import LeadlineError
 from leadline.ops.backends import use_backend
-from leadline.probing.blocks import find_blocks, unwrap
 from leadline.probing.guard import uncompiled
-from leadline.probing.inputs import padding_mask
 from leadline.probing.light import LightRecorder
 from leadline.probing.sinks import Row, Target, open_sinks
 

@@ -1,5 +1,5 @@
 """What people look at: tables and figures."""
 
-from leadline.report.figures import save_demo_figure
+from leadline.report.demo_figure import save_demo_figure
 
 __all__ = ["save_demo_figure"]

@@ -19,22 +19,22 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from leadline.anatomy.blocks import find_blocks
+from leadline.anatomy.inputs import call_model
 from leadline.errors import LeadlineError, Stopped
 from leadline.machine import versions
 from leadline.models.checkpoints import find_checkpoint, listed, newest
-from leadline.probing.blocks import find_blocks
 from leadline.probing.guard import uncompiled
-from leadline.probing.inputs import call_model
 from leadline.probing.watch import Watcher
-from leadline.training import checkpoint, state
 from leadline.training.distributed import Processes, Weights, check_same_data, ignored_precision, join, replicate, shard
 from leadline.training.divergence import diagnose
-from leadline.training.folder import FULL, SUMMARY, alone, claim, owner, read_summary, write_summary
 from leadline.training.graph import GraphStep
-from leadline.training.logs import PROBE, Listener, Logs, preparing
-from leadline.training.recipe import Recipe
+from leadline.training.recipe.recipe import Recipe
+from leadline.training.recipe.section import Span
+from leadline.training.run_folder import checkpoint, state
+from leadline.training.run_folder.folder import FULL, SUMMARY, alone, claim, owner, read_summary, write_summary
+from leadline.training.run_folder.logs import PROBE, Listener, Logs, preparing
 from leadline.training.schedule import LearningRate
-from leadline.training.section import Span
 from leadline.training.step import Step
 from leadline.training.stop import StopRequest
 from leadline.training.tasks import build_task

@@ -19,8 +19,8 @@ from leadline.models.base import CONFIG_FILE
 from leadline.models.checkpoints import STATE, Saved, check, find_checkpoint
 from leadline.models.io import averaged
 from leadline.probing import DepthReport, probe
-from leadline.training.folder import check_data, read_data
-from leadline.training.recipe import Recipe, load_recipe, of_earlier, parse_recipe
+from leadline.training.recipe.recipe import Recipe, load_recipe, of_earlier, parse_recipe
+from leadline.training.run_folder.folder import check_data, read_data
 from leadline.training.step import DTYPES
 from leadline.training.tasks.vision import VisionData, VisionTask
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leadline.data.text import SPLITS, Corpus, open_text
-from leadline.data.text_store import TokenText, tokenised
+from leadline.data.text.files import SPLITS, Corpus, open_text
+from leadline.data.text.store import TokenText, tokenised
 from leadline.errors import LeadlineError, check_choice
 from leadline.models import MODELS, TransformerXL
 from leadline.models.base import CONFIG_FILE
@@ -22,9 +22,9 @@ from leadline.models.checkpoints import STATE, Saved, check
 from leadline.models.decoder import Decoder
 from leadline.probing import probe
 from leadline.training.evaluate import Evaluation, load_for, recipe_of, write_evaluation
-from leadline.training.folder import check_data
 from leadline.training.perplexity import LEAKY, at_least, perplexity, sees_future
-from leadline.training.recipe import parse_recipe
+from leadline.training.recipe.recipe import parse_recipe
+from leadline.training.run_folder.folder import check_data
 from leadline.training.step import DTYPES
 from leadline.training.tasks.language import TextData
 from leadline.training.writing import open_language_model, weights_in

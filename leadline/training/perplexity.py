@@ -13,8 +13,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leadline.data.text_store import TokenText
-from leadline.data.text_tokenizers import Tokenizer
+from leadline.data.text.store import TokenText
+from leadline.data.text.tokenizers import Tokenizer
 from leadline.errors import LeadlineError
 
 AT_ONCE, LOGITS = 16384, 1 << 29  # tokens and logits of one forward pass, unless a batch size is given

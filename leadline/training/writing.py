@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from leadline.data.text_tokenizers import FILE, Tokenizer, load_tokenizer, tokenizer_home
+from leadline.data.text.tokenizers import FILE, Tokenizer, load_tokenizer, tokenizer_home
 from leadline.errors import LeadlineError, need
 from leadline.machine import choose_device
 from leadline.models import TransformerXL, convert, load

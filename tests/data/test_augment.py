@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from leadline.data.augment import Draws, Normalise, crop, draw, random_boxes, resize
+from leadline.data.images.augment import Draws, Normalise, crop, draw, random_boxes, resize
 
 transforms = pytest.importorskip("torchvision.transforms.v2.functional")
 

@@ -11,13 +11,13 @@ import torch
 from image_files import write_folder
 from torch import Tensor
 
-from leadline.data.augment import Normalise
 from leadline.data.base import mix_seed
-from leadline.data.batches import VisionBatches
-from leadline.data.cache import Pixels, encoded
-from leadline.data.plan import ERASE, MIX, RAND_AUGMENT, Augmentation, Look
-from leadline.data.sets import decode, open_rows
-from leadline.data.sweep import Sweep
+from leadline.data.images.augment import Normalise
+from leadline.data.images.batches import VisionBatches
+from leadline.data.images.cache import Pixels, encoded
+from leadline.data.images.plan import ERASE, MIX, RAND_AUGMENT, Augmentation, Look
+from leadline.data.images.sets import decode, open_rows
+from leadline.data.images.sweep import Sweep
 from leadline.errors import LeadlineError
 
 timm_data = pytest.importorskip("timm.data")

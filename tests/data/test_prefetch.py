@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
-import leadline.data.prefetch as module
-from leadline.data.prefetch import Prefetch, Request
+import leadline.data.images.prefetch as module
+from leadline.data.images.prefetch import Prefetch, Request
 from leadline.errors import LeadlineError
 
 
@@ -74,7 +74,7 @@ def test_a_worker_that_is_stuck_is_ended():
 def test_a_program_that_fails_ends_its_workers():
     program = """
 import torch
-from leadline.data.prefetch import Prefetch, Request
+from leadline.data.images.prefetch import Prefetch, Request
 
 def make(request):
     return {"step": torch.tensor(request.step)}

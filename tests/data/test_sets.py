@@ -12,11 +12,11 @@ import pytest
 import torch
 from image_files import Image, noise, pa, png, pq, write_cifar, write_folder, write_parquet
 
-from leadline.data import cache
-from leadline.data.cache import decoded, encoded
-from leadline.data.kept import cache_folder, telling
-from leadline.data.sets import decode, open_rows
-from leadline.data.vision import load_cifar10
+from leadline.data.images import cache
+from leadline.data.images.cache import decoded, encoded
+from leadline.data.images.cifar import load_cifar10
+from leadline.data.images.sets import decode, open_rows
+from leadline.data.made_once import cache_folder, telling
 from leadline.errors import LeadlineError, Stopped
 
 
@@ -271,7 +271,7 @@ def test_a_cache_of_another_user_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("leadline.data.kept._locked", refuse)
+    monkeypatch.setattr("leadline.data.made_once._locked", refuse)
     assert torch.equal(decoded(rows, 32, tmp_path / "cache").images, whole)
     with pytest.raises(LeadlineError, match=r"images cannot be cached in .*Permission denied.*LEADLINE_CACHE"):
         encoded(rows, tmp_path / "cache")

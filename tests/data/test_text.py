@@ -14,11 +14,11 @@ import pytest
 import transformers
 
 import leadline as ll
-from leadline.data import text as text_module
-from leadline.data.kept import kept
-from leadline.data.text import count_words, open_text
-from leadline.data.text_store import encode_text, tokenised, tokenizer_for
-from leadline.data.text_tokenizers import (
+from leadline.data.made_once import kept
+from leadline.data.text.files import count_words, open_text
+from leadline.data.text.files import files as text_module
+from leadline.data.text.store import encode_text, tokenised, tokenizer_for
+from leadline.data.text.tokenizers import (
     ByteTokenizer,
     PairTokenizer,
     WordTokenizer,
@@ -467,7 +467,7 @@ def test_a_blank_before_a_text_is_put_there_once():
 
 def test_machines_without_a_common_lock_do_not_take_each_others_drafts(tmp_path, monkeypatch):
     """Two containers may have one process id."""
-    monkeypatch.setattr("leadline.data.kept.lock", lambda *_, **__: True)
+    monkeypatch.setattr("leadline.data.made_once.lock", lambda *_, **__: True)
 
     def slow(draft):
         (draft / "a").write_text("first")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import leadline as ll
-from leadline.data.text_batches import Lanes, Windows
+from leadline.data.text.batches import Lanes, Windows
 
 CPU = torch.device("cpu")
 TEXT = np.arange(1000, dtype=np.uint16)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from image_files import noise, png, write_parquet
 
-from leadline.data import vision
-from leadline.data.vision import CIFAR10, load_cifar10, prepare
+from leadline.data.images import cifar as vision
+from leadline.data.images.cifar import CIFAR10, load_cifar10, prepare
 from leadline.errors import LeadlineError
 
 pa = pytest.importorskip("pyarrow")

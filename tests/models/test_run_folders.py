@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import leadline as ll
-from leadline.data.text_tokenizers import ByteTokenizer, save_tokenizer
+from leadline.curing import cure_folder
+from leadline.data.text.tokenizers import ByteTokenizer, save_tokenizer
 from leadline.models.io import model_folder
 from leadline.probing import open_model
-from leadline.surgery import cure_folder
-from leadline.training import checkpoint
+from leadline.training.run_folder import checkpoint
 from leadline.training.writing import open_language_model
 
 SIZES = {"depth": 1, "dim": 8, "heads": 2, "vocab_size": 256, "max_tokens": 16}

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import leadline as ll
+from leadline.anatomy.blocks import find_parts
 from leadline.metrics import token_diversity
 from leadline.probing import probe
-from leadline.probing.blocks import find_parts
 
 transformers = pytest.importorskip("transformers")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import leadline as ll
-from leadline.data.text_tokenizers import ByteTokenizer, save_tokenizer
+from leadline.data.text.tokenizers import ByteTokenizer, save_tokenizer
 from leadline.errors import LeadlineError
 from leadline.probing import open_model, probe, sources
 

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 import leadline as ll
+from leadline.curing import cure as cure_model
+from leadline.curing import uncure
 from leadline.errors import LeadlineError
 from leadline.metrics import token_similarity
 from leadline.probing import LayerFigures, Trial, probe, trials
-from leadline.probing.verdict import fitted_rate, judge, with_trials
-from leadline.surgery import cure as cure_model
-from leadline.surgery import uncure
+from leadline.report.verdict import fitted_rate, judge, with_trials
 
 transformers = pytest.importorskip("transformers")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from leadline.probing.figures import Distribution, Figures, Heatmap, LayerFigures, Trial, Verdict
+from leadline.report.layers import Distribution, Figures, Heatmap, LayerFigures, Trial, Verdict
 
 
 def histogram(values: np.ndarray, low: float, high: float, bins: int = 80) -> Distribution:

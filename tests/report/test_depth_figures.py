@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from report_samples import bare, report
 
 from leadline.errors import LeadlineError
-from leadline.report.depth_figures import (
+from leadline.report.paper import (
     cosine_violins,
     diversity_curves,
     entropy_violins,

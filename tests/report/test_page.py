@@ -13,9 +13,11 @@ from torch import nn
 
 from leadline.errors import LeadlineError
 from leadline.probing import DepthReport, probe
-from leadline.probing.figures import Figures, Heatmap, Trial, Verdict
-from leadline.report import page_plots, page_tabs, page_text
-from leadline.report.page import render, save_page, tabs
+from leadline.report.html import charts as page_plots
+from leadline.report.html import tabs as page_tabs
+from leadline.report.html import text as page_text
+from leadline.report.html.page import render, save_page, tabs
+from leadline.report.layers import Figures, Heatmap, Trial, Verdict
 
 SAMPLES = {
     "collapse": lambda: report(),

@@ -4,7 +4,7 @@ import browser
 import pytest
 from report_samples import bare, report
 
-from leadline.report.page import save_page
+from leadline.report.html.page import save_page
 
 PROGRAM = browser.find()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason=f"no {', '.join(browser.NAMES)} on the path")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leadline.errors import LeadlineError
-from leadline.probing.figures import Distribution
-from leadline.report.page_data import call, evenly, mean_of, number, outline, said, short, spans, write_whole
+from leadline.report.layers import Distribution
+from leadline.report.numbers import call, evenly, mean_of, number, outline, said, short, spans, write_whole
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ import torch
 from leadline.errors import LeadlineError
 from leadline.models import checkpoints
 from leadline.models.checkpoints import check, digest, find_checkpoint, listed, newest
-from leadline.training import Stopped, checkpoint
-from leadline.training.checkpoint import prune, save, write_json, write_tensors
-from leadline.training.logs import cut
+from leadline.training import Stopped
+from leadline.training.run_folder import checkpoint
+from leadline.training.run_folder.checkpoint import prune, save, write_json, write_tensors
+from leadline.training.run_folder.logs import cut
 
 
 def write(step, score=None):

@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 import leadline
 from leadline.cli import app
+from leadline.curing import cure_folder
 from leadline.errors import LeadlineError
 from leadline.models.checkpoints import find_checkpoint
 from leadline.probing import DepthReport
-from leadline.surgery import cure_folder
 from leadline.training.engine import train
 from leadline.training.evaluate import evaluate, recipe_of
-from leadline.training.recipe import parse_recipe
+from leadline.training.recipe.recipe import parse_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TREE = {

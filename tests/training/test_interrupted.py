@@ -13,13 +13,14 @@ import pytest
 from rich.console import Console
 from training_toys import CarryTask, ToyBatches, ToyTask, assert_same_run, toy_recipe
 
-from leadline.data import text_store
+from leadline.data.text.files import store as text_store
 from leadline.errors import LeadlineError
-from leadline.training import Stopped, checkpoint, engine, find_checkpoint, parse_recipe, train
+from leadline.training import Stopped, engine, find_checkpoint, parse_recipe, train
 from leadline.training.distributed import join
 from leadline.training.engine import Run
-from leadline.training.folder import alone
-from leadline.training.logs import Listener, Logs
+from leadline.training.run_folder import checkpoint
+from leadline.training.run_folder.folder import alone
+from leadline.training.run_folder.logs import Listener, Logs
 from leadline.training.stop import StopRequest
 
 
@@ -183,7 +184,7 @@ def test_a_disk_too_full_to_begin_with_is_one_line(tmp_path, monkeypatch):
     def full(file, step):
         raise OSError(28, "No space left on device", str(file))
 
-    monkeypatch.setattr("leadline.training.logs.cut", full)
+    monkeypatch.setattr("leadline.training.run_folder.logs.cut", full)
     with pytest.raises(Stopped, match=r"No space left on device \(.*log.csv\); the last checkpoint: .*step-000008;"):
         train(toy_recipe(tmp_path), make_task=ToyTask)
 

@@ -10,18 +10,15 @@ import torch
 from rich.console import Console
 
 import leadline as ll
-from leadline.reproduce import (
-    ENTRIES,
-    Context,
-    trained_language_depth,
-    trained_language_gpt2,
-    trained_language_violins,
-    trained_language_xl,
-)
-from leadline.reproduce.runner import run_entries
-from leadline.reproduce.trained_language import difference, said
-from leadline.reproduce.trained_runs import Record
-from leadline.training.recipe import parse_recipe
+from leadline.papers import ENTRIES, Context
+from leadline.papers.hop import fig4 as trained_language_violins
+from leadline.papers.hop import table2 as trained_language_gpt2
+from leadline.papers.ours import text_depth as trained_language_depth
+from leadline.papers.shared.language import difference, said
+from leadline.papers.shared.runner import run_entries
+from leadline.papers.tse import fig7 as trained_language_xl
+from leadline.training.recipe.recipe import parse_recipe
+from leadline.training.runs.runs import Record
 
 TINY = {"length": "3 steps", "evaluate": "1 steps", "dim": 8, "heads": 2, "tokens": 16, "batch": 2, "depth": 2}
 TINY |= {"seeds": 2, "tokenizer": "byte", "vocab_size": None, "probed": 2, "compile": "none"}
@@ -175,7 +172,7 @@ def test_the_recipes_are_whole_and_large_enough(entry, text):
     if entry.id == "tse-fig7":
         tree = trained_language_xl.recipe(setting, "pre-norm", 0)
     else:
-        from leadline.reproduce.trained_language import text_recipe
+        from leadline.papers.shared.language import text_recipe
 
         sizes = {name: setting[name] for name in ("depth", "dim", "heads")}
         tree = text_recipe(setting, {"name": "gpt2_small", **sizes}, 0, 1e-3)
@@ -202,23 +199,23 @@ def test_runs_that_diverged_are_told():
 
 
 def test_without_text_it_says_so(tmp_path):
-    from leadline import reproduce
+    from leadline import papers
 
     with pytest.raises(ll.LeadlineError, match=r"text-depth needs text to train on; .* by --text"):
-        reproduce.run_entries("text-depth", tmp_path, device="cpu")
+        papers.run_entries("text-depth", tmp_path, device="cpu")
 
 
 def test_the_command_runs_an_entry(text, tmp_path, monkeypatch):
     from dataclasses import replace
 
-    from leadline import reproduce
+    from leadline import papers
 
     monkeypatch.setenv("LEADLINE_CACHE", str(text / "cache"))
     entry = trained_language_gpt2.ENTRY
     small = {**entry.setting, **TINY, "seeds": 1, "arms": ["alpha' 0", "alpha = alpha' = .5"]}
     budgets = {"short": {"length": "3 steps", "evaluate": "1 steps"}, "full": {}}
-    monkeypatch.setattr(reproduce, "ENTRIES", (replace(entry, setting=small, budgets=budgets),))
-    reproduce.run_entries("language", tmp_path, text=text, device="cpu", page=tmp_path / "page.md")
+    monkeypatch.setattr(papers, "ENTRIES", (replace(entry, setting=small, budgets=budgets),))
+    papers.run_entries("language", tmp_path, text=text, device="cpu", page=tmp_path / "page.md")
     summary = json.loads((tmp_path / "hop-table2" / "summary.json").read_text())
     assert summary["setting"]["budget"] == "short"
     with (tmp_path / "hop-table2" / "runs.csv").open() as file:

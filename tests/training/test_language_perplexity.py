@@ -8,8 +8,8 @@ import torch
 import transformers
 
 import leadline as ll
-from leadline.data.text_store import encode_text
-from leadline.data.text_tokenizers import ByteTokenizer, PairTokenizer, WordTokenizer
+from leadline.data.text.store import encode_text
+from leadline.data.text.tokenizers import ByteTokenizer, PairTokenizer, WordTokenizer
 from leadline.training.perplexity import Score, figures, perplexity, score_segments, score_windows
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import leadline as ll
-from leadline.data.text_tokenizers import load_tokenizer
+from leadline.data.text.tokenizers import load_tokenizer
 from leadline.training import load_recipe, parse_recipe, train
 from leadline.training.perplexity import LEAKY, perplexity
 from leadline.training.tasks.language import LanguageTask

@@ -5,9 +5,9 @@ import torch
 from torch.optim.lr_scheduler import LinearLR, MultiStepLR, SequentialLR
 
 from leadline.errors import LeadlineError
-from leadline.training.recipe import Schedule
+from leadline.training.recipe.recipe import Schedule
+from leadline.training.recipe.section import Span
 from leadline.training.schedule import LearningRate
-from leadline.training.section import Span
 
 
 def rates(total=200, per_epoch=10, lr=0.2, **settings):

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from leadline.data.digits import load_digits
+from leadline.data.images.digits import load_digits
 from leadline.errors import LeadlineError
 from leadline.training.engine import train
 from leadline.training.evaluate import evaluate
-from leadline.training.recipe import parse_recipe
+from leadline.training.recipe.recipe import parse_recipe
 from leadline.training.tasks import build_task
 
 pa = pytest.importorskip("pyarrow")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from leadline.training.recipe import Recipe
+    from leadline.training.recipe.recipe import Recipe
     from leadline.training.tasks.base import Task
 
 

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from leadline.training.section import Place, Section
+from leadline.training.recipe.section import Place, Section
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from leadline.data.text import Corpus
-    from leadline.data.text_tokenizers import Tokenizer
-    from leadline.training.recipe import Recipe
+    from leadline.data.text.files import Corpus
+    from leadline.data.text.tokenizers import Tokenizer
+    from leadline.training.recipe.recipe import Recipe
     from leadline.training.tasks.base import Carry
 
 Count = Annotated[int, Field(ge=1)]
 
 
 class TextData(Section):
-    """Text from a file, a folder or the hub; see ``leadline.data.text.open_text``."""
+    """Text from a file, a folder or the hub; see ``leadline.data.text.files.open_text``."""
 
     name: Literal["text", "wikitext103", "wikitext2"]
     path: Place | None = None  # for WikiText a copy of it; without one it comes from the hub
@@ -52,7 +52,7 @@ class TextData(Section):
         return self
 
     def corpus(self) -> Corpus:
-        from leadline.data.text import WIKITEXT, WIKITEXT_HUB, open_text
+        from leadline.data.text.files import WIKITEXT, WIKITEXT_HUB, open_text
 
         if self.name == "text":
             return open_text(self.path, hub=self.hub, subset=self.subset, column=self.column)
@@ -76,9 +76,9 @@ class LanguageTask:
         import torch
         import torch.nn.functional as F
 
-        from leadline.data.text import SPLITS
-        from leadline.data.text_batches import Lanes, Windows
-        from leadline.data.text_store import tokenised, tokenizer_for
+        from leadline.data.text.batches import Lanes, Windows
+        from leadline.data.text.files import SPLITS
+        from leadline.data.text.store import tokenised, tokenizer_for
         from leadline.errors import LeadlineError
         from leadline.models import MODELS, TransformerXL
         from leadline.models.decoder import Decoder
@@ -142,7 +142,7 @@ class LanguageTask:
         return {split: text.fingerprint() for split, text in self.texts.items()}
 
     def settle(self, out: Path) -> None:
-        from leadline.training.folder import claim_data
+        from leadline.training.run_folder.folder import claim_data
 
         _keep_tokenizer(self.tokenizer, out)
         claim_data(out, "text", self.fingerprints, self.origin)
@@ -239,9 +239,9 @@ def _refuse_foreign_keys(recipe: Recipe, memory: bool) -> None:
 
 def _keep_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
     """Beside the checkpoints, so that ``leadline generate`` and ``evaluate`` find it."""
-    from leadline.data.text_tokenizers import FILE, fingerprint, learns, load_tokenizer, save_tokenizer
+    from leadline.data.text.tokenizers import FILE, fingerprint, learns, load_tokenizer, save_tokenizer
     from leadline.errors import LeadlineError
-    from leadline.training.folder import RECIPE
+    from leadline.training.run_folder.folder import RECIPE
 
     begun = (out / RECIPE).is_file() and (out / FILE).is_file()
     if begun and fingerprint(load_tokenizer(out)) != fingerprint(tokenizer):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from leadline.errors import LeadlineError, check_choice
-from leadline.training.section import Place, Section, refuse_idle
+from leadline.training.recipe.section import Place, Section, refuse_idle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from leadline.data.base import Batches
-    from leadline.data.cache import Encoded, Pixels
-    from leadline.data.plan import Augmentation
-    from leadline.data.sweep import Sweep
-    from leadline.training.recipe import Recipe
+    from leadline.data.images.cache import Encoded, Pixels
+    from leadline.data.images.plan import Augmentation
+    from leadline.data.images.sweep import Sweep
+    from leadline.training.recipe.recipe import Recipe
     from leadline.training.tasks.base import Carry
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -61,7 +61,7 @@ class VisionData(Section):
 
 
 class Augment(Section):
-    """What is done to training images; see ``leadline.data.plan.Augmentation``."""
+    """What is done to training images; see ``leadline.data.images.plan.Augmentation``."""
 
     flip: bool = False
     crop: Literal["none", "pad", "resized"] = "none"
@@ -108,8 +108,8 @@ class VisionTask:
         classes: Sequence[str] | None = None,
     ) -> None:
         """``classes``: of a folder, as a run has trained them; None: those of its training images."""
-        from leadline.data.image_sets import ImageSets
-        from leadline.data.prefetch import default_workers
+        from leadline.data.images.prefetch import default_workers
+        from leadline.data.images.splits import ImageSets
 
         assert isinstance(recipe.data, VisionData)
         self.recipe, self.data, self.device, self.rank, self.world = recipe, recipe.data, device, rank, world
@@ -138,7 +138,7 @@ class VisionTask:
 
     @cached_property
     def batches(self) -> Batches:
-        from leadline.data.batches import VisionBatches
+        from leadline.data.images.batches import VisionBatches
 
         return VisionBatches(
             self.train,
@@ -161,7 +161,7 @@ class VisionTask:
         return self.sets.fingerprints()
 
     def settle(self, out: Path) -> None:
-        from leadline.training.folder import claim_data
+        from leadline.training.run_folder.folder import claim_data
 
         claim_data(out, "images", self.fingerprints, self.data.path or self.data.name)
 
@@ -213,7 +213,7 @@ class VisionTask:
 
     def sweep(self, split: str) -> Sweep:
         """A split once through, in batches (pixels, labels, which rows count), not augmented; this process's part."""
-        from leadline.data.sweep import Sweep
+        from leadline.data.images.sweep import Sweep
 
         if split == "valid" and self.watched != "valid":
             raise LeadlineError("split is 'valid' and data.valid is 0, nothing is held out; give 'test' or 'train'")
@@ -239,7 +239,7 @@ class VisionTask:
 
     def images(self, count: int, split: str = "test") -> Tensor:
         """The first ``count`` images of a split as the model takes them, of a folder some of every class."""
-        from leadline.data.sweep import Sweep
+        from leadline.data.images.sweep import Sweep
 
         images, members = self._part(split)
         apart = max(len(members) // count, 1) if self.data.name == "folder" else 1
@@ -260,7 +260,7 @@ class VisionTask:
 
 def _moved(images: Pixels | Encoded, device: torch.device) -> Pixels | Encoded:
     """A set in memory, on the device: once, for training and for evaluation."""
-    from leadline.data.cache import Pixels
+    from leadline.data.images.cache import Pixels
 
     return Pixels(images.images.to(device), images.labels) if isinstance(images, Pixels) else images
 
@@ -290,7 +290,7 @@ def _by_turns(labels: Tensor) -> Tensor:
 
 
 def _augmentation(recipe: Recipe) -> Augmentation:
-    from leadline.data.plan import Augmentation
+    from leadline.data.images.plan import Augmentation
 
     return Augmentation(**recipe.augment.model_dump(), smoothing=recipe.regularise.smoothing)
 

@@ -1,0 +1,1 @@
+"""What a foreign model is made of, and how it is called."""

@@ -1,0 +1,1 @@
+"""Cures for models of transformers."""

@@ -1,0 +1,166 @@
+"""Images are decoded once: a small set becomes one array, a large one a flat file of its encoded images.
+
+A cache is a folder whose name depends on the files it was made of. It is filled under another name and moved to its
+own when it is whole, so that a kill leaves no half of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leadline.data.images.sets import FolderRows, Rows, bad_label, decode, read_file
+from leadline.data.made_once import counted, kept
+from leadline.errors import LeadlineError
+
+_FORMAT = 1  # changes when what is stored changes
+_PIXELS, _LABELS, _OFFSETS, _PACK = "pixels.npy", "labels.npy", "offsets.npy", "images.bin"
+
+
+class Pixels(NamedTuple):
+    """A split in memory, or mapped into it."""
+
+    images: Tensor  # (N, channels, height, width), uint8
+    labels: Tensor  # (N,), int64
+
+
+class Encoded(Protocol):
+    """A split whose images stay encoded and are read one by one."""
+
+    labels: np.ndarray  # (N,), int64
+
+    def read(self, index: int) -> tuple[bytes, str]:
+        """The encoded image, and where it is from."""
+        ...
+
+
+def decoded(rows: Rows, size: int | None, folder: str | os.PathLike[str] | None = None) -> Pixels:
+    """The split as one array, mapped into memory.
+
+    size  pixels a side: images of another size are resized (short side) and cut in the middle. None: as they are, and
+          all must be alike.
+    """
+    at = _made(rows, {"size": size}, folder, lambda draft: _decode_all(rows, size, draft), (_PIXELS, _LABELS))
+    return Pixels(_mapped(at / _PIXELS), torch.from_numpy(_labels(at, rows)))
+
+
+def encoded(rows: Rows, folder: str | os.PathLike[str] | None = None) -> Encoded:
+    """The split for reading in any order.
+
+    The files of an image folder are read where they are. Parquet has no quick way to one row, so its encoded images are
+    copied into one flat file first, once.
+    """
+    if isinstance(rows, FolderRows):
+        return _Files(rows)
+    at = _made(rows, {"packed": True}, folder, lambda draft: _pack(rows, draft), (_OFFSETS, _LABELS))
+    return _Packed(rows, at / _PACK, np.load(at / _OFFSETS, mmap_mode="r"), _labels(at, rows))
+
+
+def _made(
+    rows: Rows,
+    options: dict[str, Any],
+    folder: str | os.PathLike[str] | None,
+    make: Callable[[Path], None],
+    arrays: tuple[str, str],
+) -> Path:
+    """The folder of the cache; ``make`` fills it where there is none, or where what is there is damaged."""
+    name = hashlib.sha256(json.dumps([_FORMAT, options, rows.key()]).encode()).hexdigest()[:20]
+    return kept(name, folder, make, "images", lambda at: _whole(at, arrays))
+
+
+def _whole(folder: Path, arrays: tuple[str, str]) -> bool:
+    """Whether the files are there and as long as they say: a disk that ran full or a lost write cuts them short."""
+    try:
+        found = {name: np.load(folder / name, mmap_mode="r") for name in arrays}
+        return _OFFSETS not in found or (folder / _PACK).stat().st_size == found[_OFFSETS][-1]
+    except (ValueError, EOFError, FileNotFoundError):
+        return False
+
+
+def _labels(folder: Path, rows: Rows) -> np.ndarray:
+    """(N,), int64; a cache may be older than the check of its rows."""
+    labels = np.load(folder / _LABELS)
+    for i in np.flatnonzero((labels < 0) | (labels >= rows.classes))[:1]:
+        raise bad_label(int(labels[i]), rows.classes, rows.where(int(i)))
+    return labels
+
+
+def _decode_all(rows: Rows, size: int | None, folder: Path) -> None:
+    labels = np.empty(len(rows), dtype=np.int64)
+    side = size
+    with (folder / _PIXELS).open("wb") as file:  # written in order: a full disk is an error, in a mapped file a crash
+        for i, row in enumerate(counted(rows, f"decoding {len(rows)} images", len(rows))):
+            image = decode(row.encoded, rows.where(i))
+            if size is not None:
+                image = _fitted(image, size)
+            elif image.width != image.height or side not in (None, image.width):
+                raise LeadlineError(
+                    f"{rows.where(i)} has {image.width} x {image.height} pixels and is not like the images before it; "
+                    "give data.image_size to resize them"
+                )
+            if i == 0:
+                side = image.width
+                shape = (len(rows), 3, side, side)
+                header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_2_0(file, header)
+            file.write(np.asarray(image).transpose(2, 0, 1).tobytes())
+            labels[i] = row.label
+    np.save(folder / _LABELS, labels)
+
+
+def _fitted(image: Any, size: int) -> Any:
+    """Short side to ``size``, the middle square."""
+    if image.size != (size, size):
+        scale = size / min(image.size)
+        image = image.resize([max(size, round(side * scale)) for side in image.size], resample=3)  # bicubic
+        left, top = (image.width - size) // 2, (image.height - size) // 2
+        image = image.crop((left, top, left + size, top + size))
+    return image
+
+
+def _pack(rows: Rows, folder: Path) -> None:
+    labels, offsets = np.empty(len(rows), dtype=np.int64), np.zeros(len(rows) + 1, dtype=np.int64)
+    with (folder / _PACK).open("wb") as file:
+        for i, row in enumerate(counted(rows, f"copying {len(rows)} images", len(rows))):
+            file.write(row.encoded)
+            offsets[i + 1] = offsets[i] + len(row.encoded)
+            labels[i] = row.label
+    np.save(folder / _OFFSETS, offsets)
+    np.save(folder / _LABELS, labels)
+
+
+def _mapped(file: Path) -> Tensor:
+    """A stored array as a tensor that shares the file's pages: private and writable, so that torch does not warn."""
+    return torch.from_numpy(np.load(file, mmap_mode="c"))
+
+
+@dataclass
+class _Packed:
+    rows: Rows
+    file: Path
+    offsets: np.ndarray
+    labels: np.ndarray
+
+    def read(self, index: int) -> tuple[bytes, str]:
+        start, end = int(self.offsets[index]), int(self.offsets[index + 1])
+        with self.file.open("rb") as file:
+            file.seek(start)
+            return file.read(end - start), self.rows.where(index)
+
+
+class _Files:
+    def __init__(self, rows: FolderRows) -> None:
+        self.files = [file for file, _ in rows.files]
+        self.labels = np.array([label for _, label in rows.files], dtype=np.int64)
+
+    def read(self, index: int) -> tuple[bytes, str]:
+        return read_file(self.files[index]), str(self.files[index])

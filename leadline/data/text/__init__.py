@@ -1,0 +1,1 @@
+"""Text: files, tokenizers, tokens that are computed once, and batches of them."""

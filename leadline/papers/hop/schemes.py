@@ -1,0 +1,135 @@
+"""HOP appendix F: every discretisation by depth, its diversity, growth and residual; which are stable."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leadline.errors import LeadlineError
+from leadline.metrics import normalized_residual, residual, token_diversity
+from leadline.models import ViT
+from leadline.nn.schemes import KINDS, SCHEMES
+from leadline.papers.shared.attention_nets import WIDTHS, network
+from leadline.papers.shared.entry import Claim, Context, Entry, Result
+from leadline.papers.shared.plots import panels, styles
+
+MEASURES = ("diversity", "token length", "spread of scores", "residual")
+STABLE = 1.05  # growth per layer, over the second half of the layers, up to which a scheme is stable
+
+
+def by_layer(model: ViT, pixels: Tensor) -> Tensor:
+    """(4, depth): means over images of what leaves each block; NaN once it has overflowed."""
+    x, rope = model.embed(pixels)
+    state, values = None, []
+    for block in model.blocks.layers():
+        x, state = block(x, state, rope=rope)
+        if not (torch.isfinite(x).all() and torch.isfinite(state[0]).all()):
+            values.append(torch.full((len(MEASURES),), math.nan))
+            continue
+        length = torch.linalg.vector_norm(x, dim=-1).mean()
+        spread = residual(state[0].mT).square().mean().sqrt()  # of the scores in a row: all that softmax sees
+        found = (token_diversity(x).mean(), length, spread, normalized_residual(x).mean())
+        values.append(torch.stack(found).cpu())
+    return torch.stack(values, dim=1)
+
+
+def measure(context: Context) -> dict[str, Tensor | str]:
+    """By scheme: (4, depth), or why its implicit step has no solution."""
+    setting = context.setting
+    pixels = context.images(setting["count"], setting["image_size"])
+
+    def solve(scheme: str) -> Tensor | str:
+        model = network(context, context.seed, setting["init"], setting["alpha"], setting["alpha_prime"], scheme=scheme)
+        try:
+            return by_layer(model, pixels)
+        except LeadlineError as error:
+            return str(error)
+
+    return dict(zip(SCHEMES, context.map(solve, SCHEMES), strict=True))
+
+
+def growth(sizes: Tensor) -> float:
+    """The factor per layer over the second half of the layers; infinite when there is an overflow."""
+    half = len(sizes) // 2
+    if not torch.isfinite(sizes).all():
+        return math.inf
+    return (sizes[-1] / sizes[half - 1]).item() ** (1 / (len(sizes) - half))
+
+
+def run(context: Context) -> Result:
+    setting = context.setting
+    found = measure(context)
+    solved = {scheme: values for scheme, values in found.items() if isinstance(values, Tensor)}
+    rates = {scheme: (growth(values[1]), growth(values[2])) for scheme, values in solved.items()}
+    stable = [scheme for scheme, both in rates.items() if max(both) <= STABLE]
+    unstable = [
+        f"{scheme} ({rates[scheme][0]:.2f}, {rates[scheme][1]:.2f})" for scheme in rates if scheme not in stable
+    ]
+    rho = 1 - setting["alpha"]
+    root = rho + math.sqrt(1 + rho**2)
+    claims, near = [], f"theory {root:.3f} ± 10%"
+    for kind in KINDS[2:]:
+        for name, what, which in ((f"{kind}-backward", "tokens", 0), (f"forward-{kind}", "scores", 1)):
+            ours = rates[name][which] if name in rates and math.isfinite(rates[name][which]) else None
+            holds = ours is not None and abs(ours - root) <= 0.1 * root
+            claims.append(Claim(f"growth of the {what} per layer, {name}", "digits", ours, None, near, holds))
+    notes = [
+        f"Stable (tokens and scores grow by at most {STABLE - 1:.0%} a layer): {', '.join(stable) or 'none'}.",
+        f"Unstable (growth of tokens, of scores): {', '.join(unstable) or 'none'}. The two-step forms have a root of "
+        f"modulus rho + sqrt(1 + rho^2) = {root:.3f}, with the printed and with the derived sign; what the layers add "
+        "on their own comes on top.",
+    ]
+    unsolved = [f"{scheme} ({values})" for scheme, values in found.items() if isinstance(values, str)]
+    if unsolved:
+        notes.append(f"Without a solution of the implicit step: {'; '.join(unsolved)}.")
+    if stable:
+        kept = {scheme: solved[scheme][0, -1].item() for scheme in stable}
+        notes.append(
+            f"Diversity after {setting['depth']} layers of the stable ones: "
+            + ", ".join(f"{scheme} {value:.3f}" for scheme, value in kept.items())
+            + "."
+        )
+    table: list[dict[str, Any]] = []
+    for scheme, values in found.items():
+        for level in range(setting["depth"]):
+            numbers = values[:, level].tolist() if isinstance(values, Tensor) else [None] * len(MEASURES)
+            table.append({"scheme": scheme, "layer": level + 1, **dict(zip(MEASURES, numbers, strict=True))})
+
+    def plot() -> Any:
+        figure, axes = panels(len(KINDS), rows=len(MEASURES), width=3.0, height=2.2)
+        x = range(1, setting["depth"] + 1)
+        for row, name in enumerate(MEASURES):
+            for column, visible in enumerate(KINDS):
+                axis = axes[len(KINDS) * row + column]
+                for width, hidden, style in zip((4.5, 1.4, 3.0, 1.8), KINDS, styles(), strict=False):
+                    values = solved.get(f"{visible}-{hidden}")
+                    if values is not None:  # wide lines first: lines that coincide show below each other
+                        axis.plot(x, values[row], label=hidden, **{**style, "linewidth": width, "marker": ""})
+                if row in (1, 2):
+                    axis.set_yscale("log")
+                else:
+                    axis.set_ylim(-0.03, 1.03)
+                if row == 0:
+                    axis.set_title(f"visible: {visible}", fontsize=9)
+                if column == 0:
+                    axis.set_ylabel(name)
+                if row == len(MEASURES) - 1:
+                    axis.set_xlabel("layer")
+        lines = {line.get_label(): line for axis in axes for line in axis.lines}
+        names = [f"hidden: {name}" for name in lines]
+        figure.legend(lines.values(), names, loc="outside lower center", ncols=len(KINDS), frameon=False)
+        return figure
+
+    return Result(claims, {"schemes": table}, plot, notes)
+
+
+ENTRY = Entry(
+    "hop-schemes",
+    "HOP appendix F: diversity, growth and residual by depth for every discretisation",
+    run,
+    {**WIDTHS, "depth": 24, "count": 4, "init": "xavier_fused", "alpha": 0.5, "alpha_prime": 0.5},
+    images=True,
+)

@@ -1,0 +1,1 @@
+"""Figures that neither paper has, a file for each."""

@@ -1,0 +1,195 @@
+"""How deep before collapse: predicted over alpha, alpha', tau, gain and norm placement, with measured points on it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from leadline.errors import need
+from leadline.metrics import token_similarity
+from leadline.nn import BlockConfig, TransformerBlock, TransformerStack
+from leadline.papers.shared.attention_nets import seeded
+from leadline.papers.shared.entry import Claim, Context, Entry, Result
+from leadline.papers.shared.mean_field import PLACEMENTS, Point, collapse_depth, rank_correlation, similarity_curve
+from leadline.papers.shared.plots import panels
+
+AXES = (("alpha_prime", "alpha"), ("tau", "alpha"), ("gain", "alpha"))  # what the maps span, across and up
+RANGES = {"alpha": (0.0, 0.9), "alpha_prime": (0.0, 0.9), "tau": (0.0, 0.6), "gain": (0.1, 2.5)}
+TITLES = {"post": "post-norm", "pre": "pre-norm", "post, no skip": "post-norm, no skip"}
+LINES = (2, 5, 10, 20, 50, 100)  # depths at which the maps have a line
+LABELS = {"alpha": r"$\alpha$", "alpha_prime": r"$\alpha'$", "tau": r"$\tau$", "gain": "gain"}
+MEASURED = {
+    "alpha_prime": [(0.0, 0.0), (0.5, 0.0), (0.85, 0.0), (0.0, 0.3), (0.0, 0.6), (0.0, 0.1), (0.5, 0.5), (0.85, 0.8)],
+    "tau": [(0.01, 0.0), (0.05, 0.0), (0.15, 0.0), (0.22, 0.0), (0.4, 0.0), (0.05, 0.4), (0.15, 0.5), (0.1, 0.2)],
+    "gain": [(0.25, 0.0), (0.5, 0.0), (0.7, 0.0), (2.0, 0.0), (1.5, 0.1), (0.5, 0.4), (2.0, 0.4), (2.0, 0.7)],
+}
+
+
+def at(placement: str, **values: Any) -> Point:
+    return replace(Point(placement), **values)
+
+
+def points() -> list[Point]:
+    """The measured ones: for every placement, those of each map."""
+    return [
+        at(placement, **{across: x, up: y})
+        for placement in PLACEMENTS
+        for across, up in AXES
+        for x, y in MEASURED[across]
+    ]
+
+
+def stack(point: Point, setting: Any, device: torch.device) -> TransformerStack:
+    """Blocks with the weights that the prediction is about: torch's default for the FFN, TSE's for the scores."""
+    dim = setting["d"]
+    blocks = TransformerStack(
+        BlockConfig(
+            depth=setting["depth"],
+            dim=dim,
+            heads=setting["heads"],
+            ffn=setting["ffn"],
+            mlp="relu",
+            norm="pre" if point.placement == "pre" else "post",
+            skip=point.placement != "post, no skip",
+            gain=point.gain,
+            attention="hopfield",
+            alpha=point.alpha,
+            alpha_prime=point.alpha_prime,
+            de_escalation=point.tau,
+            qkv_bias=False,
+            bias=False,
+        )
+    )
+    with torch.no_grad():
+        for block in blocks.layers():
+            q, k, v = block.attention.qkv.weight.chunk(3)
+            for part in (q, k):
+                nn.init.uniform_(part, -1 / math.sqrt(dim), 1 / math.sqrt(dim))
+            for part in (v, block.attention.proj.weight):
+                nn.init.normal_(part, std=1 / math.sqrt(dim))
+    return blocks.to(device).eval()
+
+
+def predict(point: Point, setting: Any) -> int:
+    """s^2 = 1/9 and f = 1/18 follow from those weights: uniform in +-1/sqrt(fan in) has variance 1/(3 fan in)."""
+    curve = similarity_curve(point, setting["n"], setting["depth"], s2=1 / 9, v=1.0, f=1 / 18)
+    return collapse_depth(curve, setting["level"])
+
+
+def measure(context: Context, point: Point) -> int:
+    """The same depth in real blocks, from the mean similarity over inputs and draws of the weights."""
+    setting = context.setting
+    nets: list[tuple[list[TransformerBlock], Tensor, Any]] = []
+    for seed in range(setting["seeds"]):
+        with seeded(context.seed + seed):
+            blocks = list(stack(point, setting, context.device).layers())
+            nets.append((blocks, torch.randn(setting["samples"], setting["n"], setting["d"]).to(context.device), None))
+    curve: list[float] = []
+    for level in range(setting["depth"]):
+        nets = [(blocks, *blocks[level](x, state)) for blocks, x, state in nets]
+        curve.append(sum(token_similarity(x).mean().item() for _, x, _ in nets) / len(nets))
+        if curve[-1] > setting["level"]:
+            break
+    return level + 1 if curve[-1] > setting["level"] else setting["depth"] + 1
+
+
+def grid(placement: str, across: str, up: str, setting: Any) -> tuple[list[float], list[float], Tensor]:
+    """A map of predictions, (up, across)."""
+    steps = setting["map"]
+    xs, ys = (
+        [low + (high - low) * i / (steps - 1) for i in range(steps)] for low, high in (RANGES[across], RANGES[up])
+    )
+    values = [[predict(at(placement, **{across: x, up: y}), setting) for x in xs] for y in ys]
+    return xs, ys, torch.tensor(values, dtype=torch.float64)
+
+
+def run(context: Context) -> Result:
+    setting = context.setting
+    level, depth = setting["level"], setting["depth"]
+    chosen = [point for point in points() if point.placement in setting["placements"]]
+    distinct = list(dict.fromkeys(chosen))
+    measured = context.map(lambda point: measure(context, point), distinct)
+    table = [
+        {**asdict(point), "predicted": predict(point, setting), "measured": at_block}
+        for point, at_block in zip(distinct, measured, strict=True)
+    ]
+    both = [(float(row["predicted"]), float(row["measured"])) for row in table]
+    correlation = rank_correlation([p for p, _ in both], [m for _, m in both])
+    seen = [(p, m) for p, m in both if max(p, m) <= depth]
+    inner = rank_correlation([p for p, _ in seen], [m for _, m in seen])
+    apart = sum(abs(p - m) for p, m in seen) / len(seen)
+    agree = sum((p > depth) == (m > depth) for p, m in both)
+    claims = [
+        Claim("measured points", "digits", float(len(both)), None, "at least 30", len(both) >= 30),
+        Claim("rank correlation of predicted and measured depth", "digits", correlation, None, "above 0.9",
+              correlation > 0.9),
+        Claim(f"the same, only points that collapse within {depth} blocks", "digits", inner, None, "above 0.9",
+              inner > 0.9),
+    ]  # fmt: skip
+    notes = [
+        f"Depth of collapse: the first block after which t_sim is above {level:g}. Spearman's rank correlation is "
+        f"{correlation:.3f} over all {len(both)} points, {inner:.3f} over the {len(seen)} that collapse within {depth} "
+        f"blocks by both, which are {apart:.1f} blocks apart on average. Whether there is a "
+        f"collapse within {depth} blocks is predicted rightly at {agree} of {len(both)}.",
+        "The prediction iterates the energies of the token mean and of the rest through a block; the formula is in "
+        "`leadline/papers/shared/mean_field.py`. It takes n, the variances of the weights and the setting, and "
+        "no measurement.",
+    ]
+
+    def plot() -> Any:
+        rows = setting["placements"]
+        figure, axes = panels(len(AXES) + 1, rows=len(rows), width=3.2, height=2.9)
+        colours = need("matplotlib.colors", "plot").LogNorm(1, depth + 1)
+        for r, placement in enumerate(rows):
+            line = axes[r * (len(AXES) + 1) : (r + 1) * (len(AXES) + 1)]
+            for axis, (across, up) in zip(line, AXES, strict=False):
+                xs, ys, values = grid(placement, across, up, setting)
+                image = axis.pcolormesh(
+                    xs, ys, values, norm=colours, cmap="viridis", shading="nearest", rasterized=True
+                )
+                if values.amin() < values.amax():  # lines at round depths: the map reads without colour too
+                    drawn = axis.contour(xs, ys, values, LINES, colors="black", linewidths=0.7)
+                    axis.clabel(drawn, fontsize=7, fmt="%g")
+                for row in table:
+                    base = asdict(Point(placement))
+                    if all(row[k] == v for k, v in base.items() if k not in (across, up)):
+                        axis.scatter(row[across], row[up], c="black", s=80, clip_on=False, zorder=3)
+                        axis.scatter(row[across], row[up], c=[row["measured"]], norm=colours, cmap="viridis", s=42,
+                                     edgecolors="white", linewidths=1.2, clip_on=False, zorder=4)  # fmt: skip
+                axis.set(xlabel=LABELS[across], ylabel=LABELS[up], title=TITLES[placement])
+                axis.grid(False)
+            mine = [(row["predicted"], row["measured"]) for row in table if row["placement"] == placement]
+            line[-1].plot([1, depth + 1], [1, depth + 1], color="grey", linewidth=0.8)
+            line[-1].scatter(*zip(*mine, strict=True), s=18, c="#0072B2", alpha=0.7)
+            line[-1].set(xscale="log", yscale="log", xlim=(0.8, 1.4 * depth), ylim=(0.8, 1.4 * depth))
+            line[-1].set(xlabel="predicted depth", ylabel="measured depth", title=TITLES[placement])
+            for side in (line[-1].xaxis, line[-1].yaxis):
+                side.set_major_formatter("{x:g}")
+        label = f"blocks until t_sim > {level:g}; {depth + 1}: not within {depth}; rings: measured"
+        figure.colorbar(image, ax=axes, shrink=0.5, label=label, format="{x:g}")
+        return figure
+
+    return Result(claims, {"points": table}, plot, notes)
+
+
+ENTRY = Entry(
+    "depth-map",
+    "Depth of collapse over alpha, alpha', tau, gain and norm placement: predicted, with measured points",
+    run,
+    {
+        "n": 64,
+        "d": 128,
+        "heads": 2,
+        "ffn": 512,
+        "depth": 100,
+        "level": 0.9,
+        "seeds": 2,
+        "samples": 4,
+        "map": 40,
+        "placements": list(PLACEMENTS),
+    },
+)

@@ -1,0 +1,80 @@
+"""What a run leaves in its folder, and how a finished one is recognised."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leadline.errors import LeadlineError
+from leadline.files import whole
+from leadline.machine import processor, versions
+from leadline.papers.shared.entry import Entry, Result, claims_as_dicts
+from leadline.papers.shared.plots import save
+
+SUMMARY = "summary.json"
+_KEYS = {"id", "title", "setting", "seconds", "claims", "notes", "files", "environment"}
+
+
+def store(entry: Entry, result: Result, setting: Mapping[str, Any], seconds: float, folder: Path) -> dict[str, Any]:
+    """Write CSV tables, figure.png, figure.svg and, last, summary.json; returns the summary."""
+    tables = {name: rows for name, rows in result.tables.items() if rows}
+    for name, rows in tables.items():
+        with whole(folder / f"{name}.csv") as new, new.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    save(result.plot(), folder)
+    summary = {
+        "id": entry.id,
+        "title": entry.title,
+        "setting": dict(setting),
+        "seconds": round(seconds, 2),
+        "claims": claims_as_dicts(result.claims),
+        "notes": result.notes,
+        "shown": result.shown,
+        "files": [*(f"{name}.csv" for name in tables), "figure.png", "figure.svg"],
+        "environment": environment(),
+    }
+    with whole(folder / SUMMARY) as new:
+        new.write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    return summary
+
+
+def finished(entry: Entry, setting: Mapping[str, Any], folder: Path) -> dict[str, Any] | None:
+    """The summary of a run that is complete and had the same setting, or None."""
+    summary = read(folder)
+    if summary is None or summary["id"] != entry.id or summary["setting"] != setting:
+        return None
+    return summary if all((folder / file).is_file() for file in summary["files"]) else None
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """The summary in ``folder``, or None when there is none or it is not whole."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text())
+    except (OSError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) and summary.keys() >= _KEYS else None
+
+
+def fresh(folder: Path) -> None:
+    """Make the folder; whatever summary it has is no longer true once a run begins."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SUMMARY).unlink(missing_ok=True)
+        trial = folder / f"{SUMMARY}.new"  # whether files can be written is better known before the run
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise LeadlineError(f"--out {folder} cannot be made ({error.strerror}); give a folder to write to") from error
+
+
+def environment() -> dict[str, str]:
+    """The hardware and the versions that the numbers and the seconds come from."""
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return {**versions("transformers", "matplotlib"), "hardware": f"{processor()}{gpu}"}

@@ -1,0 +1,1 @@
+"""The figures of TSE, a file for each."""

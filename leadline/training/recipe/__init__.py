@@ -1,0 +1,1 @@
+"""Recipes: what is trained on what, and how. Schemas only; nothing here imports torch."""
