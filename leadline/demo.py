@@ -18,12 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor
 
-from leadline import create_model
 from leadline.data import load_digits
 from leadline.data.images.digits import Split
 from leadline.errors import LeadlineError
 from leadline.metrics import token_similarity
-from leadline.models import Bert
+from leadline.models import Bert, create_model
 from leadline.report import save_demo_figure
 
 CURES: dict[str, dict[str, Any]] = {
