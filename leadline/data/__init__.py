@@ -1,4 +1,4 @@
-"""Data behind one small interface: images and labels as tensors."""
+"""Data for training and for experiments: images and text as tensors."""
 
 from leadline.data.images.digits import load_digits
 

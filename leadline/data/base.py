@@ -1,4 +1,4 @@
-"""What a training run asks of its data: the batch of a step, as a pure function of the step's number."""
+"""The protocol of training data: the batch of a step as a pure function of its number."""
 
 from __future__ import annotations
 
@@ -11,27 +11,47 @@ if TYPE_CHECKING:
 
 
 class Batches(Protocol):
-    """``batches(step, micro, rank=rank, world=world)`` is the part of step ``step``'s batch that this process takes
-    in its ``micro``-th forward pass, on the task's device.
+    """Training batches, computed from the number of a step.
 
-    It depends on the seed and these four numbers alone, so a run goes on from its step number. All the parts of a
-    step, put one behind the other in the order of ``part_of_batch``, are the global batch, which depends on neither
-    ``micro`` nor ``rank``: a run on another number of processes sees the same batches. The order of an epoch comes
-    from (seed, epoch), what is random about a sample from (seed, step, place in the global batch). Following steps
-    may be prepared ahead, in threads or in processes.
+    ``batches(step, micro, rank=rank, world=world)`` returns the part of a step's batch that one process takes in one
+    forward pass, on the device of the task. It depends on the seed and these four numbers alone, so a run can resume
+    from any step.
+
+    The parts of a step in the order of ``part_of_batch`` form the global batch. That batch depends on neither ``micro``
+    nor ``rank``: a run on another number of processes sees the same batches. The order of an epoch follows from (seed,
+    epoch), the randomness of a sample from (seed, step, place in the global batch). An implementation may prepare the
+    following steps ahead in threads or processes.
     """
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps; a ragged end is dropped."""
+        """Optimizer steps in an epoch; an incomplete last batch is dropped."""
 
-    def __call__(self, step: int, micro: int = 0, *, rank: int = 0, world: int = 1) -> dict[str, Tensor]: ...
+    def __call__(self, step: int, micro: int = 0, *, rank: int = 0, world: int = 1) -> dict[str, Tensor]:
+        """Return the part of a step's batch for one process and forward pass.
+
+        Args:
+            step: The optimizer step, from 0.
+            micro: The forward pass within the step, from 0, where gradients are accumulated.
+            rank: The number of this process.
+            world: The number of processes.
+        """
 
 
 def part_of_batch(size: int, micro: int = 0, accumulate: int = 1, *, rank: int = 0, world: int = 1) -> slice:
-    """Rows of the global batch of ``size`` that process ``rank`` takes in forward pass ``micro``.
+    """Return the rows of a global batch that one process takes in one forward pass.
 
-    Part number micro * world + rank of accumulate * world equal parts.
+    The batch has accumulate * world equal parts; this is part micro * world + rank.
+
+    Args:
+        size: Samples of the global batch.
+        micro: The forward pass within the step, from 0.
+        accumulate: Forward passes of a step.
+        rank: The number of this process.
+        world: The number of processes.
+
+    Raises:
+        LeadlineError: ``size`` is not a multiple of accumulate * world.
     """
     parts = accumulate * world
     if size % parts:
@@ -45,9 +65,9 @@ def part_of_batch(size: int, micro: int = 0, accumulate: int = 1, *, rank: int =
 
 
 def mix_seed(*numbers: int) -> int:
-    """One seed from several numbers, well spread: mix_seed(seed, epoch), mix_seed(seed, step, rank), ...
+    """Mix several numbers into one seed, such as mix_seed(seed, epoch) or mix_seed(seed, step, rank).
 
-    64 bits by splitmix64; the result fits ``torch.manual_seed``.
+    Uses 64 bits of splitmix64; the result fits ``torch.manual_seed``.
     """
     mask = (1 << 64) - 1
     state = 0

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: its client, kept from talking while we wait for it, and its tables, cut into parquet files."""
+"""The Hugging Face hub: its client kept quiet, and its parquet files opened and counted."""
 
 from __future__ import annotations
 
@@ -12,29 +12,33 @@ from typing import Any
 
 from leadline.errors import LeadlineError, need
 
-_SHARD = re.compile(r"(.+?)-\d+-of-(\d+)(?:-[0-9a-f]+)?\.parquet$")  # train-00000-of-00005.parquet, or more at its end
+_SHARD = re.compile(r"(.+?)-\d+-of-(\d+)(?:-[0-9a-f]+)?\.parquet$")  # such as train-00000-of-00005.parquet
 
 
 def check_shards(files: Iterable[Path]) -> None:
-    """Raise where files say by their names that there are more of them."""
-    found: dict[tuple[Path, str, int], int] = {}
+    """Raise where the name of a file says that there are more shards than are present.
+
+    Args:
+        files: Parquet files, such as train-00000-of-00005.parquet.
+    """
+    counts: dict[tuple[Path, str, int], int] = {}
     for file in files:
         if match := _SHARD.match(file.name):
             key = (file.parent, match[1], int(match[2]))
-            found[key] = found.get(key, 0) + 1
-    for (folder, name, most), count in found.items():
+            counts[key] = counts.get(key, 0) + 1
+    for (folder, name, most), count in counts.items():
         if count < most:
             raise LeadlineError(f"{folder} has {count} of {most} {name} files by their names; give a whole copy")
 
 
 @contextmanager
 def quiet_hub() -> Iterator[None]:
-    """Within it the hub's client says nothing of its retries: what failed is said once, by our own error.
+    """Silence the retry messages of the hub's client, since Leadline reports a failure itself.
 
-    Who asked the client for more than warnings still gets them.
+    A user who set the client to log more than warnings still gets its messages.
     """
     try:
-        importlib.import_module("huggingface_hub.utils.logging")  # it sets its level when it is first imported
+        importlib.import_module("huggingface_hub.utils.logging")  # its first import sets the level
     except ImportError:
         yield
         return
@@ -50,11 +54,15 @@ def quiet_hub() -> Iterator[None]:
 
 @contextmanager
 def opened_parquet(file: Path) -> Iterator[Any]:
-    """A parquet file; what is none, or turns out to be damaged while it is read, is an error."""
+    """Open a parquet file; a damaged file is a LeadlineError, also when the damage shows while it is read.
+
+    Args:
+        file: The parquet file.
+    """
     arrow, parquet = need("pyarrow", "data"), need("pyarrow.parquet", "data")
     try:
-        with parquet.ParquetFile(file) as found:
-            yield found
+        with parquet.ParquetFile(file) as table:
+            yield table
     except (arrow.ArrowException, OSError) as error:
         why = str(error).partition("\n")[0]
         raise LeadlineError(f"{file} cannot be read as parquet ({why}); it may be damaged or cut short") from error

@@ -1,4 +1,4 @@
-"""Folders of things that are computed once: whole or not there, and made by one process while the others wait."""
+"""Cache folders: computed once by one process while others wait, complete or absent."""
 
 from __future__ import annotations
 
@@ -16,39 +16,48 @@ from leadline.errors import LeadlineError
 from leadline.machine import lock
 
 T = TypeVar("T")
-Tell = Callable[[str, int, int | None], None]  # what is made, parts that are done, of how many if that is known
-_TELL: ContextVar[Tell | None] = ContextVar("tell", default=None)
+Report = Callable[[str, int, int | None], None]  # the work, parts done, parts in all where that is known
+_REPORT: ContextVar[Report | None] = ContextVar("report", default=None)
 _DAY = 86400.0
 
 
 def cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:
-    """Where caches lie: the given folder, that of $LEADLINE_CACHE, or ~/.cache/leadline."""
+    """Return the folder of all caches: the given one, $LEADLINE_CACHE, or ~/.cache/leadline."""
     return Path(folder or os.environ.get("LEADLINE_CACHE") or Path.home() / ".cache" / "leadline")
 
 
-def kept(
+def made_once(
     name: str,
     folder: str | os.PathLike[str] | None,
     make: Callable[[Path], object],
     what: str,
     whole: Callable[[Path], bool] = lambda at: True,
 ) -> Path:
-    """The folder ``name`` in the cache; where there is none ``make`` fills a new one, which gets its name when whole.
+    """Return a folder of the cache; where it is absent or damaged, ``make`` fills a new one.
 
-    what   stands in the error when that is not possible, such as "images".
-    whole  whether a folder found is undamaged; one that is not is made again.
+    The new folder gets its name once it is complete. One process makes it, others wait.
+
+    Args:
+        name: Name of the folder in the cache.
+        folder: The cache, see ``cache_folder``.
+        make: Fills the empty folder that it is given.
+        what: What the folder holds, such as "images", for the error message.
+        whole: Tells whether an existing folder is undamaged.
+
+    Raises:
+        LeadlineError: The cache cannot be written.
     """
     root = cache_folder(folder)
     target = root / name
     try:
-        if target.is_dir() and whole(target):  # it may be another's, and not ours to write to
+        if target.is_dir() and whole(target):  # the cache may belong to another user and not be writable
             return target
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root / f"{name}.lock"):
             if not target.is_dir() or not whole(target):
-                for left in root.glob(f"{name}.*.part"):  # by a process that was killed
-                    if time.time() - left.stat().st_mtime > _DAY:
-                        shutil.rmtree(left, ignore_errors=True)
+                for draft in root.glob(f"{name}.*.part"):  # of a process that was killed
+                    if time.time() - draft.stat().st_mtime > _DAY:
+                        shutil.rmtree(draft, ignore_errors=True)
                 draft = root / f"{name}.{uuid.uuid4().hex}.part"
                 draft.mkdir()
                 try:
@@ -68,29 +77,42 @@ def kept(
 
 
 @contextmanager
-def telling(tell: Tell) -> Iterator[None]:
-    """Inside, ``tell`` hears how far the things have come that are made."""
-    before = _TELL.set(tell)
+def reporting(report: Report) -> Iterator[None]:
+    """Inside the context, ``report`` is called with the progress of everything that is being made.
+
+    Args:
+        report: Called as report(what, parts done, parts in all or None).
+    """
+    before = _REPORT.set(report)
     try:
         yield
     finally:
-        _TELL.reset(before)
+        _REPORT.reset(before)
 
 
 def counted(parts: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
-    """The parts that something is made of, each told as it is taken, be it in another thread."""
-    return _counted(parts, what, total, _TELL.get())
+    """Yield ``parts`` and report each one as it is taken, in whichever thread that happens.
+
+    Args:
+        parts: What something is made of.
+        what: The work, for the progress bar.
+        total: Number of parts, where it is known.
+    """
+    return _counted(parts, what, total, _REPORT.get())
 
 
-def _counted(parts: Iterable[T], what: str, total: int | None, tell: Tell | None) -> Iterator[T]:
+def _counted(parts: Iterable[T], what: str, total: int | None, report: Report | None) -> Iterator[T]:
     for done, part in enumerate(parts):
-        if tell is not None:
-            tell(what, done, total)
+        if report is not None:
+            report(what, done, total)
         yield part
 
 
 def _to_disk(folder: Path) -> None:
-    """A rename may reach the disk before the bytes do; then a power cut leaves a short file under the final name."""
+    """Write every file of a folder through to the disk.
+
+    A rename may reach the disk before the bytes do; a power cut would then leave a short file under the final name.
+    """
     for file in folder.rglob("*"):
         if file.is_file():
             with file.open("rb+") as stream:
@@ -99,7 +121,7 @@ def _to_disk(folder: Path) -> None:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """One process makes a cache, the others wait for it; where there are no such locks, each makes its own."""
-    with file.open("w") as held:
-        lock(held.fileno(), wait=True)
+    """Hold the lock of a cache folder; without file locks on this system every process makes its own copy."""
+    with file.open("w") as stream:
+        lock(stream.fileno(), wait=True)
         yield

@@ -16,7 +16,7 @@ from leadline.data.images import cache
 from leadline.data.images.cache import decoded, encoded
 from leadline.data.images.cifar import load_cifar10
 from leadline.data.images.sets import decode, open_rows
-from leadline.data.made_once import cache_folder, telling
+from leadline.data.made_once import cache_folder, reporting
 from leadline.errors import LeadlineError, Stopped
 
 
@@ -181,11 +181,11 @@ def test_what_a_kill_without_warning_left_is_removed_the_next_day(tmp_path: Path
         (draft / "pixels.npy").write_bytes(b"half")
     yesterday = time.time() - 2 * 86400
     os.utime(old, (yesterday, yesterday))
-    told: list[tuple[str, int, int | None]] = []
-    with telling(lambda *what: told.append(what)):
+    reports: list[tuple[str, int, int | None]] = []
+    with reporting(lambda *what: reports.append(what)):
         assert len(decoded(rows, 32, root).labels) == 12
         decoded(rows, 32, root)
-    assert told == [("decoding 12 images", done, 12) for done in range(12)]
+    assert reports == [("decoding 12 images", done, 12) for done in range(12)]
     assert {file.name for file in root.iterdir() if file.is_dir()} == {name, fresh.name}
 
 

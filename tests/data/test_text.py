@@ -14,9 +14,9 @@ import pytest
 import transformers
 
 import leadline as ll
-from leadline.data.made_once import kept
+from leadline.data.made_once import made_once
 from leadline.data.text.files import count_words, open_text
-from leadline.data.text.files import files as text_module
+from leadline.data.text import files as text_module
 from leadline.data.text.store import encode_text, tokenised, tokenizer_for
 from leadline.data.text.tokenizers import (
     ByteTokenizer,
@@ -471,10 +471,10 @@ def test_machines_without_a_common_lock_do_not_take_each_others_drafts(tmp_path,
 
     def slow(draft):
         (draft / "a").write_text("first")
-        kept("name", tmp_path, lambda other: (other / "a").write_text("second"), "things")
+        made_once("name", tmp_path, lambda other: (other / "a").write_text("second"), "things")
         assert (draft / "a").read_text() == "first"
 
-    assert (kept("name", tmp_path, slow, "things") / "a").read_text() == "first"
+    assert (made_once("name", tmp_path, slow, "things") / "a").read_text() == "first"
 
 
 def broken_gzip():

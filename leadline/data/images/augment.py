@@ -1,7 +1,7 @@
-"""What is done to a batch of images on the device it lies on: crop, flip, resize, normalise.
+"""Augmentation on the device: crop, flip, resize and normalise a batch of images.
 
-Nothing here is drawn by itself: ``Draws`` holds the random numbers of a whole batch, and a part of the batch uses its
-part of them. The numbers come from one seed, so that the images of a step depend on nothing but the step.
+``draw`` draws the random numbers of a whole batch from one seed into ``Draws``; a part of the batch uses its rows.
+The images of a step therefore depend on nothing but the step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ATTEMPTS = 10  # at a box of the wanted area and shape, as in torchvision and t
 
 @dataclass
 class Draws:
-    """Random numbers of a batch of B images, each (B, ...); None where they are not wanted."""
+    """Random numbers of a batch of B images, each (B, ...); None where an augmentation is off."""
 
     flip: Tensor | None = None  # bool
     corner: Tensor | None = None  # (B, 2), int64: top and left in the padded image
@@ -38,10 +38,16 @@ def draw(
     scale: tuple[float, float] | None = None,
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Draws:
-    """What a batch of ``count`` images of (height, width) needs, on the generator's device.
+    """Draw the random numbers for a batch, on the device of the generator.
 
-    padding  for a crop of the same size out of the image with that border; at most one of this and
-    scale    for a box of this part of the area and of this range of width over height.
+    Args:
+        count: Images of the batch.
+        size: Height and width of an image.
+        generator: Source of the numbers.
+        flip: Whether to flip every second image on average.
+        padding: Border in pixels for a crop of the original size. Excludes ``scale``.
+        scale: Smallest and largest share of the area for a resized crop.
+        ratio: Smallest and largest width over height for a resized crop.
     """
     device = generator.device
     draws = Draws()
@@ -59,9 +65,16 @@ def draw(
 def random_boxes(
     uniform: Tensor, size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Tensor:
-    """uniform (4, B, attempts) in [0, 1) -> boxes (B, 4): top, left, height, width, as RandomResizedCrop draws them.
+    """Return boxes (B, 4) of top, left, height and width, drawn as RandomResizedCrop draws them.
 
-    The first attempt that fits counts; if none does, the middle of the image in the nearest allowed shape.
+    The first attempt that fits the image is taken. If none fits, the box is the middle of the image in the nearest
+    allowed shape.
+
+    Args:
+        uniform: (4, B, attempts), uniform in [0, 1): area, shape, top and left.
+        size: Height and width of an image.
+        scale: Smallest and largest share of the area.
+        ratio: Smallest and largest width over height.
     """
     height, width = size
     area = height * width * (scale[0] + (scale[1] - scale[0]) * uniform[0])
@@ -85,12 +98,12 @@ def random_boxes(
 
 
 def _filled(*numbers: int, device: torch.device) -> Tensor:
-    """These numbers, float32, without a copy from the host, which would wait for all that the device has to do."""
+    """Return the numbers as a float32 tensor, without a copy from the host, which would wait for the device."""
     return torch.stack([torch.full((), float(number), device=device) for number in numbers])
 
 
 def crop(images: Tensor, draws: Draws, padding: int) -> Tensor:
-    """images (n, C, H, W), uint8 -> the same shape: cut out of the padded image at ``draws.corner``, and flipped."""
+    """Cut images (n, C, H, W), uint8, out of their padded selves at ``draws.corner``, and flip them: same shape."""
     n, channels, height, width = images.shape
     if draws.corner is None and draws.flip is None:
         return images
@@ -107,9 +120,16 @@ def crop(images: Tensor, draws: Draws, padding: int) -> Tensor:
 
 
 def resize(images: Tensor, size: int, box: Tensor | None = None, flip: Tensor | None = None) -> Tensor:
-    """images (n, C, H, W) -> (n, C, size, size), float32: the box of each image, or all of it, bilinear, antialiased.
+    """Resize the box of each image, or all of it: (n, C, H, W) -> (n, C, size, size), float32.
 
-    The weights are those of PIL's and torch's antialiased resizing; as a product of matrices they take a box per image.
+    Bilinear and antialiased, with the weights of PIL and torch. Written as products of matrices, so that every image
+    may have a box of its own.
+
+    Args:
+        images: (n, C, H, W).
+        size: Pixels a side of the result.
+        box: (n, 4), top, left, height and width; None: all of the image.
+        flip: (n,), which results to mirror.
     """
     n, _, height, width = images.shape
     if box is None:
@@ -122,7 +142,7 @@ def resize(images: Tensor, size: int, box: Tensor | None = None, flip: Tensor | 
 
 
 def _weights(start: Tensor, length: Tensor, pixels: int, size: int) -> Tensor:
-    """start and length (n,) of a side of the boxes -> (n, size, pixels): the part of each pixel in each new one."""
+    """Return the share of each old pixel in each new one, (n, size, pixels), for box sides (n,)."""
     place = torch.arange(size, device=start.device) + 0.5
     scale = (length / size)[:, None, None]
     centre = start[:, None, None] + place[None, :, None] * scale
@@ -134,7 +154,7 @@ def _weights(start: Tensor, length: Tensor, pixels: int, size: int) -> Tensor:
 
 
 class Normalise:
-    """Pixels in [0, 255] -> (pixels / 255 - mean) / std, float32."""
+    """Maps pixels in [0, 255] to (pixels / 255 - mean) / std, float32, by channel."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
         wide, deep = (torch.tensor(list(v), dtype=torch.float64).view(1, -1, 1, 1) for v in (mean, std))

@@ -1,4 +1,4 @@
-"""The batches of image classification: on the device when the set is small, through worker processes when it is not."""
+"""Batches of image classification, from images on the device or from worker processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from leadline.data.base import mix_seed
 from leadline.data.images.augment import Draws, Normalise, crop, draw, resize
 from leadline.data.images.cache import Encoded, Pixels
-from leadline.data.images.draws import generators_kept, reseed
+from leadline.data.images.draws import reseed, restored_generators
 from leadline.data.images.plan import DRAWS, ERASE, MIX, Augmentation, Look, Order, listed
 from leadline.data.images.prefetch import Prefetch, Request
 from leadline.data.images.workers import Augmented, Decoded
@@ -18,10 +18,22 @@ from leadline.errors import LeadlineError, need
 
 
 class VisionBatches:
-    """``Batches`` of {"pixels" (n, C, size, size) float32, "labels" (n,) int64, or (n, classes) where they are mixed}.
+    """Batches of {"pixels" (n, C, size, size) float32, "labels"}, see ``leadline.data.base.Batches``.
 
-    A small set lies on the device as bytes and is cropped, flipped and normalised there. RandAugment works on PIL
-    images: with it, and for images that stay encoded, worker processes hand over bytes.
+    Labels are (n,) int64, or (n, classes) where images are mixed. A small set lies on the device as bytes and is
+    cropped, flipped and normalised there. RandAugment works on PIL images: with it, and for images that stay encoded,
+    worker processes hand over bytes.
+
+    Args:
+        images: The training split.
+        members: (n,), int64: which of its images to train on.
+        look: How images reach the model.
+        augmentation: What is done to them.
+        batch: Samples of an optimizer step.
+        accumulate: Forward passes of a step.
+        seed: Seed of order and augmentation.
+        device: Where the batches lie; None: the CPU.
+        workers: Worker processes; 0: none.
     """
 
     def __init__(
@@ -68,6 +80,7 @@ class VisionBatches:
 
     @property
     def steps_per_epoch(self) -> int:
+        """Optimizer steps in an epoch; an incomplete last batch is dropped."""
         return self.order.steps_per_epoch
 
     def __call__(self, step: int, micro: int = 0, *, rank: int = 0, world: int = 1) -> dict[str, Tensor]:
@@ -86,7 +99,7 @@ class VisionBatches:
         if self.eraser is not None:
             self._erase(pixels, step, listed(places))
         if self.mix is not None:
-            with generators_kept():
+            with restored_generators():
                 reseed(mix_seed(self.seed, MIX, step))
                 pixels, labels = self.mix(pixels, labels)
             own = self.order.batch // (self.order.accumulate * world)
@@ -94,29 +107,29 @@ class VisionBatches:
         return {"pixels": pixels, "labels": labels}
 
     def _draws(self, step: int) -> Draws:
-        """The random numbers of the whole batch of a step."""
+        """Return the random numbers of the whole batch of a step."""
         if self._drawn[0] != step:
             a = self.augmentation
             generator = self.generator.manual_seed(mix_seed(self.seed, DRAWS, step))
             padding, scale = (a.padding if a.crop == "pad" else None), (a.scale if a.crop == "resized" else None)
-            found = draw(
+            draws = draw(
                 self.order.batch, self.native, generator, flip=a.flip, padding=padding, scale=scale, ratio=a.ratio
             )
-            self._drawn = (step, found)
+            self._drawn = (step, draws)
         return self._drawn[1]
 
     def _shape(self, images: Tensor, draws: Draws) -> Tensor:
-        """Bytes as they are stored -> what the model takes."""
+        """Crop, flip, resize and normalise stored bytes into what the model takes."""
         if draws.box is not None:
             return self.normalise(resize(images, self.look.size, draws.box, draws.flip))
         images = crop(images, draws, self.augmentation.padding)
         return self.normalise(images if images.shape[-1] == self.look.size else resize(images, self.look.size))
 
     def _erase(self, pixels: Tensor, step: int, places: list[int]) -> None:
-        """timm's random erasing in place, of images drawn for the whole batch; each has a seed of its own."""
+        """Apply random erasing of timm in place; each image of the whole batch has a seed of its own."""
         generator = torch.Generator().manual_seed(mix_seed(self.seed, ERASE, step))
         wanted = (torch.rand(self.order.batch, generator=generator) < self.augmentation.erase).tolist()
-        with generators_kept(self.device):
+        with restored_generators(self.device):
             for row, place in enumerate(places):
                 if wanted[place]:
                     reseed(mix_seed(self.seed, ERASE, step, place), self.device)

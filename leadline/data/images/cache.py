@@ -1,7 +1,6 @@
-"""Images are decoded once: a small set becomes one array, a large one a flat file of its encoded images.
+"""Images decoded once: a small set as one array, a large one as a flat file of encoded images.
 
-A cache is a folder whose name depends on the files it was made of. It is filled under another name and moved to its
-own when it is whole, so that a kill leaves no half of one.
+The name of a cache folder depends on the files that it was made of, see ``leadline.data.made_once``.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from leadline.data.images.sets import FolderRows, Rows, bad_label, decode, read_file
-from leadline.data.made_once import counted, kept
+from leadline.data.made_once import counted, made_once
 from leadline.errors import LeadlineError
 
 _FORMAT = 1  # changes when what is stored changes
@@ -39,25 +38,32 @@ class Encoded(Protocol):
     labels: np.ndarray  # (N,), int64
 
     def read(self, index: int) -> tuple[bytes, str]:
-        """The encoded image, and where it is from."""
+        """Return the encoded image and the name of its origin."""
         ...
 
 
 def decoded(rows: Rows, size: int | None, folder: str | os.PathLike[str] | None = None) -> Pixels:
-    """The split as one array, mapped into memory.
+    """Return a split as one array, mapped into memory.
 
-    size  pixels a side: images of another size are resized (short side) and cut in the middle. None: as they are, and
-          all must be alike.
+    Args:
+        rows: The split.
+        size: Pixels a side: other images are resized by their short side and cut in the middle. None: all images must
+            have the same size already.
+        folder: The cache, see ``cache_folder``.
     """
     at = _made(rows, {"size": size}, folder, lambda draft: _decode_all(rows, size, draft), (_PIXELS, _LABELS))
     return Pixels(_mapped(at / _PIXELS), torch.from_numpy(_labels(at, rows)))
 
 
 def encoded(rows: Rows, folder: str | os.PathLike[str] | None = None) -> Encoded:
-    """The split for reading in any order.
+    """Return a split that can be read in any order.
 
-    The files of an image folder are read where they are. Parquet has no quick way to one row, so its encoded images are
-    copied into one flat file first, once.
+    Files of an image folder are read in place. Parquet has no quick way to one row, so its encoded images are first
+    copied into one flat file.
+
+    Args:
+        rows: The split.
+        folder: The cache, see ``cache_folder``.
     """
     if isinstance(rows, FolderRows):
         return _Files(rows)
@@ -72,22 +78,22 @@ def _made(
     make: Callable[[Path], None],
     arrays: tuple[str, str],
 ) -> Path:
-    """The folder of the cache; ``make`` fills it where there is none, or where what is there is damaged."""
+    """Return the cache folder of a split; ``make`` fills it where it is absent or damaged."""
     name = hashlib.sha256(json.dumps([_FORMAT, options, rows.key()]).encode()).hexdigest()[:20]
-    return kept(name, folder, make, "images", lambda at: _whole(at, arrays))
+    return made_once(name, folder, make, "images", lambda at: _whole(at, arrays))
 
 
 def _whole(folder: Path, arrays: tuple[str, str]) -> bool:
-    """Whether the files are there and as long as they say: a disk that ran full or a lost write cuts them short."""
+    """Tell whether the files are as long as they say: a full disk or a lost write cuts them short."""
     try:
-        found = {name: np.load(folder / name, mmap_mode="r") for name in arrays}
-        return _OFFSETS not in found or (folder / _PACK).stat().st_size == found[_OFFSETS][-1]
+        loaded = {name: np.load(folder / name, mmap_mode="r") for name in arrays}
+        return _OFFSETS not in loaded or (folder / _PACK).stat().st_size == loaded[_OFFSETS][-1]
     except (ValueError, EOFError, FileNotFoundError):
         return False
 
 
 def _labels(folder: Path, rows: Rows) -> np.ndarray:
-    """(N,), int64; a cache may be older than the check of its rows."""
+    """Return the labels (N,), int64, and check them: a cache may be older than the check of its rows."""
     labels = np.load(folder / _LABELS)
     for i in np.flatnonzero((labels < 0) | (labels >= rows.classes))[:1]:
         raise bad_label(int(labels[i]), rows.classes, rows.where(int(i)))
@@ -97,7 +103,7 @@ def _labels(folder: Path, rows: Rows) -> np.ndarray:
 def _decode_all(rows: Rows, size: int | None, folder: Path) -> None:
     labels = np.empty(len(rows), dtype=np.int64)
     side = size
-    with (folder / _PIXELS).open("wb") as file:  # written in order: a full disk is an error, in a mapped file a crash
+    with (folder / _PIXELS).open("wb") as file:  # written in order: a full disk would crash a mapped file
         for i, row in enumerate(counted(rows, f"decoding {len(rows)} images", len(rows))):
             image = decode(row.encoded, rows.where(i))
             if size is not None:
@@ -118,7 +124,7 @@ def _decode_all(rows: Rows, size: int | None, folder: Path) -> None:
 
 
 def _fitted(image: Any, size: int) -> Any:
-    """Short side to ``size``, the middle square."""
+    """Resize the short side to ``size`` and return the middle square."""
     if image.size != (size, size):
         scale = size / min(image.size)
         image = image.resize([max(size, round(side * scale)) for side in image.size], resample=3)  # bicubic
@@ -139,7 +145,7 @@ def _pack(rows: Rows, folder: Path) -> None:
 
 
 def _mapped(file: Path) -> Tensor:
-    """A stored array as a tensor that shares the file's pages: private and writable, so that torch does not warn."""
+    """Return a stored array that shares the pages of its file, private and writable, so that torch does not warn."""
     return torch.from_numpy(np.load(file, mmap_mode="c"))
 
 

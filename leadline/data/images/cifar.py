@@ -1,4 +1,4 @@
-"""CIFAR-10 as tensors, from the hub or from a local folder in the hub's layout."""
+"""CIFAR-10 as tensors, from the hub or from a local folder in the layout of the hub."""
 
 from __future__ import annotations
 
@@ -27,10 +27,16 @@ CIFAR10 = LAYOUTS["cifar10"].hub
 
 
 def load_cifar10(split: str = "test", data: str | os.PathLike[str] | None = None, limit: int | None = None) -> Split:
-    """Images (N, 3, 32, 32) in [0, 1] and labels (N,), in the order of the set; the first ``limit`` of them.
+    """Return images (N, 3, 32, 32) in [0, 1] and labels (N,), in the order of the set.
 
-    ``data`` is a local folder with the hub's parquet files, ``[plain_text/]test-00000-of-00001.parquet`` and so on.
-    Without it, ``datasets`` downloads the set, or finds it in its cache.
+    Args:
+        split: "train" or "test".
+        data: A local folder with the parquet files of the hub, ``[plain_text/]test-00000-of-00001.parquet`` and so on.
+            None: ``datasets`` downloads the set or finds it in its cache.
+        limit: The number of images; None: all.
+
+    Raises:
+        LeadlineError: The set is absent, incomplete or damaged.
     """
     check_choice("split", split, ("train", "test"))
     if limit is not None and limit < 1:
@@ -48,7 +54,12 @@ def load_cifar10(split: str = "test", data: str | os.PathLike[str] | None = None
 
 
 def prepare(images: Tensor, size: int = 224) -> Tensor:
-    """(N, 1 or 3, h, w) in [0, 1] -> (N, 3, size, size): bilinear, then normalised as ImageNet's models expect."""
+    """Resize and normalise images as models of ImageNet expect: (N, 3, size, size), bilinear.
+
+    Args:
+        images: (N, 1 or 3, h, w) in [0, 1].
+        size: Pixels a side.
+    """
     images = F.interpolate(images, size=(size, size), mode="bilinear", align_corners=False, antialias=True)
     mean, std = (images.new_tensor(values).view(1, 3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
     return (images.expand(-1, 3, -1, -1) - mean) / std
@@ -72,18 +83,18 @@ def _from_hub(split: str, limit: int | None) -> Any:
     datasets = need("datasets", "data")
     try:
         with quiet_hub():
-            found = datasets.load_dataset(CIFAR10, split=split)
+            rows = datasets.load_dataset(CIFAR10, split=split)
     except (OSError, datasets.exceptions.DatasetsError) as error:
         raise LeadlineError(
             f"CIFAR-10 is not on this machine and {CIFAR10!r} could not be downloaded ({type(error).__name__}); give a "
             "local copy with --data FOLDER, or use scikit-learn's digits instead with --embedded"
         ) from error
-    count = len(found) if limit is None else min(limit, len(found))
-    return found.with_format("arrow")[:count]  # img stays encoded: the same table as from a folder
+    count = len(rows) if limit is None else min(limit, len(rows))
+    return rows.with_format("arrow")[:count]  # img stays encoded: the same table as from a folder
 
 
 def _decode(encoded: bytes, row: int) -> Tensor:
-    """An encoded image -> (3, h, w), uint8."""
+    """Decode an image into (3, h, w), uint8."""
     image = decode(encoded, _where(row))
     pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     return pixels.view(image.height, image.width, 3).permute(2, 0, 1)

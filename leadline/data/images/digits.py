@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels, embedded in the package, no download."""
+"""Handwritten digits of scikit-learn: 1,797 images of 8 x 8 pixels, part of that package."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ DIGITS_MEAN, DIGITS_STD = (0.3049,), (0.3758,)
 
 
 class Split(NamedTuple):
+    """Images and labels of a split as tensors."""
+
     images: Tensor  # (N, channels, height, width), float32
     labels: Tensor  # (N,), int64
 
 
 def load_digits(seed: int = 0) -> tuple[Split, Split]:
-    """Training (80 %) and test images, pixels scaled to [0, 1]; ``seed`` decides which are which."""
+    """Return training (80 %) and test images, pixels in [0, 1].
+
+    Args:
+        seed: Decides which images are for training.
+    """
     digits = need("sklearn.datasets", "data").load_digits()
     images = torch.from_numpy(digits.images).float().unsqueeze(1) / 16
     labels = torch.from_numpy(digits.target).long()
@@ -29,6 +35,6 @@ def load_digits(seed: int = 0) -> tuple[Split, Split]:
 
 
 def digits_as_bytes() -> tuple[Pixels, Pixels]:
-    """The same two splits (of seed 0), pixels in [0, 255]."""
+    """Return the two splits of seed 0 with pixels in [0, 255]."""
     train, test = (Pixels((split.images * 255).round().byte(), split.labels) for split in load_digits())
     return train, test

@@ -1,4 +1,4 @@
-"""The global generators, which timm's transforms draw from: seeded for a while, then put back."""
+"""Seeds and restores the global random generators that the transforms of timm draw from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ import torch
 
 
 def reseed(seed: int, device: torch.device | None = None) -> None:
-    """Seed the generators that timm's transforms draw from: Python's, numpy's, torch's on the CPU and on ``device``."""
+    """Seed the global generators of Python, numpy and torch, on the CPU and on ``device``.
+
+    Args:
+        seed: A number of at most 64 bits.
+        device: A GPU whose generator to seed too.
+    """
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)
@@ -20,8 +25,12 @@ def reseed(seed: int, device: torch.device | None = None) -> None:
 
 
 @contextmanager
-def generators_kept(device: torch.device | None = None) -> Iterator[None]:
-    """Whatever is drawn or seeded inside, the global generators are afterwards as they were."""
+def restored_generators(device: torch.device | None = None) -> Iterator[None]:
+    """Restore the global generators after the context, whatever is drawn or seeded inside.
+
+    Args:
+        device: A GPU whose generator to restore too.
+    """
     states = random.getstate(), np.random.get_state()
     cuda = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):

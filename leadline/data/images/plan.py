@@ -1,4 +1,4 @@
-"""How a run goes through its images: which make up a step, what is done to them, how they reach the model."""
+"""The plan of a run over its images: the order, the augmentation, and how images reach the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ORDER, DRAWS, RAND_AUGMENT, ERASE, MIX = range(1, 6)  # streams of random number
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to training images. The names of ``rand_augment`` are timm's, such as "rand-m9-mstd0.5"."""
+    """What is done to training images. ``rand_augment`` takes names of timm, such as "rand-m9-mstd0.5"."""
 
     flip: bool = False
     crop: str = "none"  # "pad": out of the image with a black border; "resized": a random part of it, resized
@@ -33,11 +33,12 @@ class Augmentation:
 
     @property
     def mixes(self) -> bool:
+        """Whether images of a batch are mixed with each other."""
         return self.mixup > 0 or self.cutmix > 0
 
 
 class Look(NamedTuple):
-    """How images reach the model."""
+    """The form in which images reach the model."""
 
     size: int  # pixels a side
     mean: tuple[float, ...]
@@ -47,7 +48,7 @@ class Look(NamedTuple):
 
 @dataclass
 class Order:
-    """Which images make up a step: a permutation of ``members`` per epoch, from (seed, epoch)."""
+    """The images of each step: a permutation of ``members`` for every epoch, drawn from (seed, epoch)."""
 
     members: Tensor  # (n,), int64: indices of the training images
     batch: int
@@ -58,10 +59,11 @@ class Order:
 
     @property
     def steps_per_epoch(self) -> int:
+        """Optimizer steps in an epoch; an incomplete last batch is dropped."""
         return len(self.members) // self.batch
 
     def of_step(self, step: int) -> Tensor:
-        """(batch,), on the device of ``members``."""
+        """Return the images of a step, (batch,), on the device of ``members``."""
         epoch, within = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(mix_seed(self.seed, ORDER, epoch))
@@ -70,9 +72,14 @@ class Order:
         return self._permuted[within * self.batch : (within + 1) * self.batch]
 
     def rows(self, request: Request, mirrored: bool) -> slice | Tensor:
-        """Places in the batch that a request needs: its part and, ``mirrored``, those it is mixed with.
+        """Return the places in the batch that a request needs.
 
-        timm mixes place i with place B - 1 - i. A part with its mirror image behind it is such a batch.
+        The mixing of timm pairs place i with place B - 1 - i. A part of the batch followed by its mirror image is
+        such a batch by itself.
+
+        Args:
+            request: Which part of which batch.
+            mirrored: Whether to add the places that the part is mixed with.
         """
         part = part_of_batch(self.batch, request.micro, self.accumulate, rank=request.rank, world=request.world)
         if not mirrored or part.stop - part.start == self.batch:
@@ -82,12 +89,20 @@ class Order:
 
 
 def listed(rows: slice | Tensor) -> list[int]:
-    """Places as ``Order.rows`` gives them, one by one."""
+    """Return the places of ``Order.rows`` as a list of numbers."""
     return list(range(rows.start, rows.stop)) if isinstance(rows, slice) else rows.tolist()
 
 
 def swept(members: Tensor, batch: int, request: Request) -> tuple[Tensor, Tensor]:
-    """The images of a request, and which of them count: behind the end of the split the last one is repeated."""
+    """Return the images of a request in an evaluation, and which of them count.
+
+    Behind the end of the split the last image is repeated and does not count.
+
+    Args:
+        members: (n,), the images of the split.
+        batch: Images of a batch.
+        request: Which batch.
+    """
     first = (request.step * request.world + request.rank) * batch
     at = torch.arange(first, first + batch)
     return members[at.clamp(max=len(members) - 1)], at < len(members)

@@ -1,4 +1,4 @@
-"""Batches that worker processes prepare ahead: what must be decoded or augmented by PIL."""
+"""Batches prepared ahead by worker processes, for what PIL must decode or augment."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from leadline.data.images.draws import generators_kept
+from leadline.data.images.draws import restored_generators
 from leadline.errors import LeadlineError
 from leadline.machine import ENDING
 
 
 class Request(NamedTuple):
-    """Which part of which batch; as in ``leadline.data.base.Batches``."""
+    """Which part of which batch, as in ``leadline.data.base.Batches``."""
 
     step: int
     micro: int
@@ -32,7 +32,7 @@ Make = Callable[[Request], dict[str, Tensor]]  # tensors on the CPU; picklable w
 
 
 def default_workers(world: int = 1) -> int:
-    """A share of the cores that this process may use: one is left for the loop."""
+    """Return a share of the cores that this process may use, with one left for the training loop."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:
@@ -41,10 +41,17 @@ def default_workers(world: int = 1) -> int:
 
 
 class Prefetch:
-    """``prefetch(request)`` is ``make(request)``, prepared by worker processes in the order in which steps follow.
+    """Calls ``make(request)`` ahead in worker processes, in the order in which steps follow.
 
-    A request out of order (a resumed run) begins anew there; nothing is prepared beyond the step ``last``. An error in
-    a worker is raised here, as one line.
+    A request out of order, as in a resumed run, restarts the workers there. An error in a worker is raised here as one
+    line.
+
+    Args:
+        make: Returns tensors on the CPU; picklable where processes are spawned.
+        workers: Worker processes; 0: ``make`` runs in this process.
+        accumulate: Forward passes of a step.
+        pin: Whether to put tensors into pinned memory.
+        last: The last step to prepare; None: no end.
     """
 
     def __init__(
@@ -52,20 +59,20 @@ class Prefetch:
     ) -> None:
         self.make, self.workers, self.accumulate, self.pin, self.last = make, workers, accumulate, pin, last
         self._next: Request | None = None
-        self._coming: Iterator[Any] | None = None
+        self._batches: Iterator[Any] | None = None
 
     def __call__(self, request: Request) -> dict[str, Tensor]:
         if self.workers == 0:
-            with generators_kept():
+            with restored_generators():
                 return self.make(request)
-        if self._coming is None or request != self._next:
+        if self._batches is None or request != self._next:
             self.close()
-            with generators_kept(), _signals_held():  # torch draws a seed for its workers
-                self._coming = iter(self._loader(request))
-            atexit.register(_end, weakref.ref(self._coming))  # however the program ends
+            with restored_generators(), _blocked_signals():  # torch draws a seed for its workers
+                self._batches = iter(self._loader(request))
+            atexit.register(_end, weakref.ref(self._batches))  # however the program ends
         try:
-            found = next(self._coming)
-        except RuntimeError as error:  # a worker died: killed by the system, most often for want of memory
+            batch = next(self._batches)
+        except RuntimeError as error:  # a worker was killed by the system, most often out of memory
             self.close()
             if "worker (pid" not in str(error):
                 raise
@@ -73,28 +80,28 @@ class Prefetch:
                 f"a data worker ended ({str(error).splitlines()[0]}), perhaps for want of memory; give fewer "
                 "data.workers"
             ) from error
-        if isinstance(found, str):
+        if isinstance(batch, str):
             self.close()
-            raise LeadlineError(found)
+            raise LeadlineError(batch)
         self._next = _after(request, self.accumulate)
-        return found
+        return batch
 
     def close(self) -> None:
         """End the workers."""
-        if self._coming is not None:
-            _end(weakref.ref(self._coming))
-        self._coming, self._next = None, None
+        if self._batches is not None:
+            _end(weakref.ref(self._batches))
+        self._batches, self._next = None, None
 
     def _loader(self, first: Request) -> DataLoader:
         return DataLoader(
-            _Made(self.make),
+            _Batches(self.make),
             batch_size=None,
-            sampler=_From(first, self.accumulate, self.last),
+            sampler=_Following(first, self.accumulate, self.last),
             num_workers=self.workers,
             prefetch_factor=4,
             pin_memory=self.pin,
             collate_fn=_as_is,
-            worker_init_fn=_left_alone,
+            worker_init_fn=_ignore_signals,
         )
 
 
@@ -103,7 +110,7 @@ def _after(request: Request, accumulate: int) -> Request:
     return request._replace(step=step, micro=micro)
 
 
-class _From(Sampler[Request]):
+class _Following(Sampler[Request]):
     def __init__(self, first: Request, accumulate: int, last: int | None) -> None:
         self.first, self.accumulate, self.last = first, accumulate, last
 
@@ -114,7 +121,7 @@ class _From(Sampler[Request]):
             request = _after(request, self.accumulate)
 
 
-class _Made(Dataset[Any]):
+class _Batches(Dataset[Any]):
     def __init__(self, make: Make) -> None:
         self.make = make
 
@@ -129,20 +136,21 @@ def _as_is(item: Any) -> Any:
     return item
 
 
-def _end(coming: weakref.ref[Any]) -> None:
-    """Workers are told to go, since they ignore the signal that Python would end them with, and then wait for."""
-    if (found := coming()) is not None:
-        found._shutdown_workers()
-        for worker in found._workers:
+def _end(loader: weakref.ref[Any]) -> None:
+    """Tell the workers to end and wait for them; they ignore the signal by which Python would end them."""
+    if (batches := loader()) is not None:
+        batches._shutdown_workers()
+        for worker in batches._workers:
             if worker.is_alive():  # stuck
                 worker.kill()
 
 
 @contextmanager
-def _signals_held() -> Iterator[None]:
-    """Processes begun in here are born with these signals blocked, so that none ends one before ``_left_alone`` ran.
+def _blocked_signals() -> Iterator[None]:
+    """Block the ending signals while processes are started, until ``_ignore_signals`` runs in them.
 
-    That a worker died is found where its batch is asked for: torch's handler would raise in the middle of anything.
+    The handler of torch for dead workers is removed: it would raise in the middle of anything. A dead worker is noticed
+    where its batch is asked for.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -152,17 +160,17 @@ def _signals_held() -> Iterator[None]:
     try:
         yield
     finally:
-        if handler not in (None, signal.getsignal(signal.SIGCHLD)):  # None: it is not Python's
+        if handler not in (None, signal.getsignal(signal.SIGCHLD)):  # None: not a handler of Python
             signal.signal(signal.SIGCHLD, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # what came meanwhile reaches the loop now
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # signals that came meanwhile reach the loop now
 
 
-def _left_alone(_: int) -> None:
-    """A signal to the whole group is for the loop: it still needs its workers for the step at hand, and ends them."""
+def _ignore_signals(_: int) -> None:
+    """Leave signals to the loop, which still needs its workers for the present step and then ends them."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
 
 
 def stack(images: list[Any]) -> Tensor:
-    """Arrays or tensors (C, h, w) of bytes -> (n, C, h, w), uint8."""
+    """Stack arrays or tensors (C, h, w) of bytes into (n, C, h, w), uint8."""
     return torch.stack([torch.as_tensor(image) for image in images])

@@ -1,4 +1,4 @@
-"""The sets of images that we know, where their files are, and what a row of them is."""
+"""The known sets of images: their files, their columns, and their rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", 
 
 @dataclass(frozen=True)
 class Layout:
-    """A set in the hub's parquet layout."""
+    """A set in the parquet layout of the hub."""
 
     title: str
     hub: str  # name on the hub
@@ -66,31 +66,39 @@ LAYOUTS = {
 
 
 class Row(NamedTuple):
+    """An encoded image and its label."""
+
     encoded: bytes
     label: int
 
 
 class Rows(Protocol):
-    """A split as encoded images, read from the beginning to the end."""
+    """A split as encoded images, read from the first to the last."""
 
     classes: int
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Row]: ...
     def where(self, index: int) -> str:
-        """The file of an image, and the row in it, for a message."""
+        """Return the file and the row of an image, for a message."""
         ...
 
     def key(self) -> list[Any]:
-        """What the content depends on: names, sizes and times of the files."""
+        """Return what the content depends on: names, sizes and times of the files."""
         ...
 
 
 def open_rows(name: str, path: str | Path | None, split: str, classes: Sequence[str] | None = None) -> Rows:
-    """The rows of a split of CIFAR-10, CIFAR-100, ImageNet-1k or a folder of class folders.
+    """Return the rows of a split of CIFAR-10, CIFAR-100, ImageNet-1k or a folder of class folders.
 
-    path     a local copy; without it ``datasets`` downloads the set, or finds it in its cache.
-    classes  of a folder, in the order of their labels; None: those of its training images.
+    Args:
+        name: "cifar10", "cifar100", "imagenet" or "folder".
+        path: A local copy; None: ``datasets`` downloads the set or finds it in its cache.
+        split: "train" or "test".
+        classes: Of a folder, the class names in the order of their labels; None: those of its training images.
+
+    Raises:
+        LeadlineError: The set is absent, incomplete or damaged.
     """
     check_choice("set of images", name, [*LAYOUTS, "folder"])
     check_choice("split", split, SPLITS)
@@ -108,42 +116,42 @@ def open_rows(name: str, path: str | Path | None, split: str, classes: Sequence[
 
 
 def parquet_files(folder: Path, split: str, hub: str) -> list[Path]:
-    """The shards of a split, in ``folder`` or one folder further down."""
+    """Return the shards of a split, in ``folder`` or one folder further down."""
     places = {
-        at: [file for file in _listed(at) if fnmatch(file.name, f"{split}-*.parquet")]
+        at: [file for file in _content(at) if fnmatch(file.name, f"{split}-*.parquet")]
         for at in (folder, *_folders(folder))
     }
-    found = {at: files for at, files in places.items() if files}
+    shards = {at: files for at, files in places.items() if files}
     if not folder.exists():
         raise LeadlineError(f"{folder} does not exist; give the folder of a copy of {hub!r}")
-    if not found:
+    if not shards:
         raise LeadlineError(f"no {split}-*.parquet in {folder} or a folder in it; give the folder of a copy of {hub!r}")
-    if len(found) > 1:
-        raise LeadlineError(f"{split}-*.parquet is in {' and in '.join(map(str, found))}; give one of these folders")
-    (files,) = found.values()
+    if len(shards) > 1:
+        raise LeadlineError(f"{split}-*.parquet is in {' and in '.join(map(str, shards))}; give one of these folders")
+    (files,) = shards.values()
     check_shards(files)
     return files
 
 
 def parquet_batches(file: Path, columns: list[str] | None = None, rows: int = 1024) -> Iterator[Any]:
-    """The record batches of a parquet file; what is no parquet or lacks a column is an error."""
-    with opened_parquet(file) as found:
-        has = found.schema_arrow.names
+    """Yield the record batches of a parquet file; another kind of file or a missing column is an error."""
+    with opened_parquet(file) as table:
+        has = table.schema_arrow.names
         if columns is not None and not set(columns) <= set(has):
             raise LeadlineError(f"{file} has the columns {', '.join(has)}; it must have {' and '.join(columns)}")
-        yield from found.iter_batches(batch_size=rows, columns=columns)
+        yield from table.iter_batches(batch_size=rows, columns=columns)
 
 
 class ParquetRows:
-    """A split in the hub's parquet layout, in as many shards as there are."""
+    """A split in the parquet layout of the hub, in any number of shards."""
 
     def __init__(self, layout: Layout, folder: Path, split: str) -> None:
         self.layout, self.classes = layout, layout.classes
         self.files = parquet_files(folder, layout.splits[split], layout.hub)
         self.counts: list[int] = []
         for file in self.files:
-            with opened_parquet(file) as found:
-                self.counts.append(found.metadata.num_rows)
+            with opened_parquet(file) as table:
+                self.counts.append(table.metadata.num_rows)
 
     def __len__(self) -> int:
         return sum(self.counts)
@@ -167,14 +175,14 @@ class ParquetRows:
 
 
 class HubRows:
-    """A split that ``datasets`` downloads; the images stay encoded."""
+    """A split that ``datasets`` downloads; its images stay encoded."""
 
     def __init__(self, layout: Layout, split: str) -> None:
         self.layout, self.classes = layout, layout.classes
         datasets = need("datasets", "data")
         try:
             with quiet_hub():
-                self.found = datasets.load_dataset(layout.hub, split=layout.splits[split]).with_format("arrow")
+                self.table = datasets.load_dataset(layout.hub, split=layout.splits[split]).with_format("arrow")
         except (OSError, datasets.exceptions.DatasetsError) as error:
             raise LeadlineError(
                 f"{layout.title} is not on this machine and {layout.hub!r} could not be downloaded "
@@ -182,11 +190,11 @@ class HubRows:
             ) from error
 
     def __len__(self) -> int:
-        return len(self.found)
+        return len(self.table)
 
     def __iter__(self) -> Iterator[Row]:
         first = 0
-        for table in self.found.iter(batch_size=256):
+        for table in self.table.iter(batch_size=256):
             yield from image_rows(table, self.layout, self.where, first)
             first += table.num_rows
 
@@ -194,11 +202,11 @@ class HubRows:
         return f"row {index} of {self.layout.hub}"
 
     def key(self) -> list[Any]:
-        return [self.layout.title, self.found._fingerprint]
+        return [self.layout.title, self.table._fingerprint]
 
 
 class FolderRows:
-    """A folder ``train`` and a folder ``test`` (or ``val``, ``validation``), in each a folder of images per class."""
+    """A folder ``train`` and a folder ``test`` (or ``val``, ``validation``), each with a folder of images per class."""
 
     def __init__(self, folder: Path, split: str, classes: Sequence[str] | None = None) -> None:
         if not folder.is_dir():
@@ -241,18 +249,18 @@ class FolderRows:
 
 
 def decode(encoded: bytes, where: str) -> Any:
-    """An encoded image as a PIL image in RGB; one that cannot be decoded is named."""
+    """Decode an image with PIL into RGB; the error for a damaged one names it by ``where``."""
     image = need("PIL.Image", "data")
     try:
-        found = image.open(io.BytesIO(encoded))
-        if found.mode.startswith("I;16"):  # PIL would cut off what is above 255
-            found = image.fromarray((np.asarray(found) >> 8).astype(np.uint8))
-        elif found.mode in ("I", "F"):
-            raise ValueError(f"its numbers are {'floats' if found.mode == 'F' else '32 bits'}, save it with 8 or 16")
+        opened = image.open(io.BytesIO(encoded))
+        if opened.mode.startswith("I;16"):  # PIL would cut off what is above 255
+            opened = image.fromarray((np.asarray(opened) >> 8).astype(np.uint8))
+        elif opened.mode in ("I", "F"):
+            raise ValueError(f"its numbers are {'floats' if opened.mode == 'F' else '32 bits'}, save it with 8 or 16")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of transparency in a palette
-            return found.convert("RGB")
-    except Stopped:  # a signal came meanwhile
+            warnings.simplefilter("ignore", UserWarning)  # PIL warns of transparency in a palette
+            return opened.convert("RGB")
+    except Stopped:  # by a signal
         raise
     except Exception as error:  # a damaged file may raise anything in PIL
         why = re.sub(r" <[^>]*>", "", str(error).partition("\n")[0])  # PIL names the bytes by their address
@@ -263,6 +271,7 @@ def decode(encoded: bytes, where: str) -> Any:
 
 
 def read_file(file: Path) -> bytes:
+    """Return the bytes of a file; one that cannot be read is a LeadlineError."""
     try:
         return file.read_bytes()
     except OSError as error:
@@ -270,7 +279,14 @@ def read_file(file: Path) -> bytes:
 
 
 def image_rows(table: Any, layout: Layout, where: Callable[[int], str], first: int = 0) -> Iterator[Row]:
-    """The rows of a part of a split, which begins at row ``first``; ``where`` names a row of the split."""
+    """Yield the rows of a part of a split.
+
+    Args:
+        table: An arrow table or record batch.
+        layout: Names of its columns.
+        where: Names a row of the split.
+        first: Number of the part's first row in the split.
+    """
     images, types = table.column(layout.image), need("pyarrow", "data").types
     parts = {part.name: part.type for part in images.type} if types.is_struct(images.type) else {}
     if "bytes" not in parts or not (types.is_binary(parts["bytes"]) or types.is_large_binary(parts["bytes"])):
@@ -286,6 +302,7 @@ def image_rows(table: Any, layout: Layout, where: Callable[[int], str], first: i
 
 
 def bad_label(label: object, classes: int, where: str) -> LeadlineError:
+    """Return the error for a label outside 0 to classes - 1."""
     return LeadlineError(
         f"{where} has the label {label!r}; it must be a whole number from 0 to {classes - 1}, correct or remove it"
     )
@@ -295,8 +312,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
 
-def _listed(folder: Path) -> list[Path]:
-    """What is in it; nothing where there is no such folder."""
+def _content(folder: Path) -> list[Path]:
+    """Return the sorted content of a folder; nothing where there is no such folder."""
     try:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -306,25 +323,25 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Those in it that are not hidden."""
-    return [at for at in _listed(folder) if at.name[0] != "." and at.is_dir()]
+    """Return the folders in a folder that are not hidden."""
+    return [at for at in _content(folder) if at.name[0] != "." and at.is_dir()]
 
 
 def _images_in(folder: Path) -> list[Path]:
-    """Image files at any depth. Links are followed, hidden files and folders are not read, no folder is read twice."""
+    """Return image files at any depth. Links are followed, hidden names skipped, no folder is read twice."""
 
     def fail(error: OSError) -> None:
         raise _unreadable(error) from error
 
-    found: list[Path] = []
+    images: list[Path] = []
     seen: set[str] = set()
     for at, folders, files in os.walk(folder, onerror=fail, followlinks=True):
         real = os.path.realpath(at)
         folders[:] = [] if real in seen else [name for name in folders if name[0] != "."]
         if real not in seen:
-            found += [Path(at, name) for name in files if name[0] != "." and Path(name).suffix.lower() in _SUFFIXES]
+            images += [Path(at, name) for name in files if name[0] != "." and Path(name).suffix.lower() in _SUFFIXES]
         seen.add(real)
-    return sorted(file for file in found if file.is_file())
+    return sorted(file for file in images if file.is_file())
 
 
 def _unreadable(error: OSError) -> LeadlineError:

@@ -1,4 +1,4 @@
-"""The training and test images of a run, each opened when it is first asked for."""
+"""The training and test images of a run, each opened at its first use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIZE = 224  # pixels a side, of images that have many sizes
 
 @dataclass
 class ImageSets:
-    """See ``leadline.training.tasks.vision.VisionData``; ``classes`` as in ``open_rows``."""
+    """The images of a recipe, see ``leadline.training.recipe.vision.VisionData``; ``classes`` as in ``open_rows``."""
 
     name: str
     path: str | None = None
@@ -34,7 +34,7 @@ class ImageSets:
     _images: dict[str, Pixels | Encoded] = field(default_factory=dict, init=False)
 
     def look(self) -> Look:
-        """How images reach the model."""
+        """Return the form in which the images reach the model."""
         layout = LAYOUTS.get(self.name)
         classes, size = 10, 8
         mean: tuple[float, ...] = DIGITS_MEAN
@@ -50,11 +50,13 @@ class ImageSets:
         return Look(self.image_size or size, self.mean or mean, self.std or std, classes)
 
     def rows(self, split: str) -> Rows:
+        """Return the encoded rows of a split."""
         if split not in self._rows:
             self._rows[split] = open_rows(self.name, self.path, split, self.classes)
         return self._rows[split]
 
     def images(self, split: str) -> Pixels | Encoded:
+        """Return the images of a split, in memory or encoded."""
         if split not in self._images:
             self._images[split] = self._opened(split)
         return self._images[split]
@@ -70,12 +72,13 @@ class ImageSets:
         return encoded(self.rows(split), self.cache)
 
     def fingerprints(self) -> dict[str, Any]:
-        """Of the labels of each split, in their order, and the names of the classes where folders give them."""
-        found: dict[str, Any] = {split: self.fingerprint(split) for split in SPLITS}
+        """Return a fingerprint of the labels of each split, and the class names where folders give them."""
+        fingerprints: dict[str, Any] = {split: self.fingerprint(split) for split in SPLITS}
         if self.name == "folder" and isinstance(rows := self.rows("train"), FolderRows):
-            found["classes"] = rows.names
-        return found
+            fingerprints["classes"] = rows.names
+        return fingerprints
 
     def fingerprint(self, split: str) -> str:
+        """Return the fingerprint of the labels of a split, in their order."""
         labels = np.asarray(self.images(split).labels, dtype=np.int64)
         return hashlib.sha256(labels.tobytes()).hexdigest()[:20]

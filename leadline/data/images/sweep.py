@@ -1,4 +1,4 @@
-"""A split once through, for evaluation."""
+"""One pass over a split, for evaluation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from leadline.data.images.workers import Plain
 
 @dataclass
 class Sweep:
-    """A split once through, without augmentation, in batches of one shape: (pixels, labels, which rows count).
+    """One pass over a split without augmentation, in batches of one shape: (pixels, labels, which rows count).
 
-    Process ``rank`` of ``world`` goes through its part; all make the same number of batches.
+    Process ``rank`` of ``world`` takes its part; all processes make the same number of batches.
     """
 
     images: Pixels | Encoded

@@ -1,4 +1,4 @@
-"""What a worker process does to images: decode them, and what PIL must do. It hands over bytes."""
+"""The work of a worker process: decode images and apply the augmentation that needs PIL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from leadline.errors import LeadlineError, need
 
 @dataclass
 class Augmented:
-    """What a worker does for a small set: timm's RandAugment on each image as it is stored."""
+    """RandAugment of timm on each stored image of a small set, as bytes."""
 
     images: Tensor  # (N, 3, h, w), uint8
     order: Order
@@ -38,18 +38,18 @@ class Augmented:
         places = listed(self.order.rows(request, self.augmentation.mixes))
         index = self.order.of_step(request.step)
         from_array = need("PIL.Image", "data").fromarray
-        found = []
+        images = []
         for place in places:
             reseed(mix_seed(self.seed, RAND_AUGMENT, request.step, place))
             image = from_array(self.images[index[place]].permute(1, 2, 0).numpy())
             image = self.transform(image)
-            found.append(np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1)))
-        return {"images": stack(found)}
+            images.append(np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1)))
+        return {"images": stack(images)}
 
 
 @dataclass
 class Decoded:
-    """What a worker does for images that stay encoded: decode, crop, flip and RandAugment, by timm's own transform."""
+    """Decoding, crop, flip and RandAugment of encoded images, by the transform of timm, as bytes."""
 
     images: Encoded
     order: Order
@@ -85,33 +85,40 @@ class Decoded:
 
     def __call__(self, request: Request) -> dict[str, Tensor]:
         index = self.order.of_step(request.step)
-        found = []
+        images = []
         for place in listed(self.order.rows(request, self.augmentation.mixes)):
             encoded, where = self.images.read(int(index[place]))
             image = decode(encoded, where)
             reseed(mix_seed(self.seed, RAND_AUGMENT, request.step, place))
-            found.append(self.transform(image))
-        return {"images": stack(found)}
+            images.append(self.transform(image))
+        return {"images": stack(images)}
 
 
 def rand_augment(name: str, size: int, mean: Sequence[float]) -> Any:
-    """timm's RandAugment for images of ``size`` pixels and this mean, as timm's loader has it: what moves by at most
-    45 % of the pixels, and fills with the mean."""
+    """Return RandAugment of timm with the settings of its loader.
+
+    Images move by at most 45 % of their pixels and are filled with the mean.
+
+    Args:
+        name: A name of timm, such as "rand-m9-mstd0.5".
+        size: Pixels a side.
+        mean: Mean by channel, in [0, 1].
+    """
     timm = need("timm.data.auto_augment", "timm")
     fill = tuple(min(255, round(255 * value)) for value in mean)
     try:
         if not re.fullmatch(r"rand(-([a-z]+[0-9.]+|t[a-z]+))*", name):
             raise ValueError(name)
-        found = timm.rand_augment_transform(name, {"translate_const": int(size * 0.45), "img_mean": fill})
+        transform = timm.rand_augment_transform(name, {"translate_const": int(size * 0.45), "img_mean": fill})
     except (AssertionError, ValueError, IndexError, KeyError, TypeError) as error:
         raise LeadlineError(
             f"augment.rand_augment is {name!r}; give a name of timm's, such as 'rand-m9-mstd0.5'"
         ) from error
-    return with_no_bits(found)
+    return with_no_bits(transform)
 
 
 def with_no_bits(transform: Any) -> Any:
-    """timm's RandAugment asks for 0 bits of colour and fewer, which newer PIL refuses; what is left then is black."""
+    """Let RandAugment ask for 0 bits of colour or fewer, which newer PIL refuses: the image becomes black."""
     posterize = need("timm.data.auto_augment", "timm").posterize
     for operation in transform.ops:
         if operation.aug_fn is posterize:
@@ -127,7 +134,7 @@ def _posterize(image: Any, bits: int, **_: Any) -> Any:
 
 @dataclass
 class Plain:
-    """The images of a sweep as timm evaluates them: resized, and the middle cut out."""
+    """The images of an evaluation as timm prepares them: resized, and the middle cut out."""
 
     images: Encoded
     members: Tensor

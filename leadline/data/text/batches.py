@@ -1,4 +1,4 @@
-"""Batches of tokens: shuffled windows of a text, or lanes that read it from front to back with a memory."""
+"""Batches of tokens: shuffled windows of a text, or lanes that read it in order with a memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from torch import Tensor
 from leadline.data.base import mix_seed, part_of_batch
 from leadline.errors import LeadlineError
 
-RESIDENT = 1 << 30  # tokens; a text below this lies on the GPU and no batch is copied there
+RESIDENT = 1 << 30  # tokens; a shorter text lies on the GPU as a whole
 
 
 class _TokenBatches(ABC):
-    """What both kinds share. A batch is {"ids": (b, length), "targets": (b, length)}, the targets one token later."""
+    """The common part of both kinds.
+
+    A batch is {"ids": (b, length), "targets": (b, length)}; a target is the token after its id.
+    """
 
     steps_per_epoch: int
 
@@ -32,33 +35,42 @@ class _TokenBatches(ABC):
 
     @abstractmethod
     def starts(self, step: int) -> np.ndarray:
-        """Where each sample of the step's global batch begins, (size,)."""
+        """Return the first token of each sample in the global batch of a step, (size,)."""
 
     def __call__(self, step: int, micro: int = 0, *, rank: int = 0, world: int = 1) -> dict[str, Tensor]:
         mine = part_of_batch(self.size, micro, self.accumulate, rank=rank, world=world)
         starts = torch.from_numpy(self.starts(step)[mine])
         if self.resident is not None:
             starts = starts.pin_memory().to(self.device, non_blocking=True)
-            found = self.resident[starts[:, None] + self.offsets].long()
+            tokens = self.resident[starts[:, None] + self.offsets].long()
         else:
-            found = torch.from_numpy(self.ids[(starts[:, None] + self.offsets).numpy()].astype(np.int64))
+            tokens = torch.from_numpy(self.ids[(starts[:, None] + self.offsets).numpy()].astype(np.int64))
             if self.device.type == "cuda":
-                found = found.pin_memory()
-            found = found.to(self.device, non_blocking=True)
-        return {"ids": found[:, :-1], "targets": found[:, 1:]}
+                tokens = tokens.pin_memory()
+            tokens = tokens.to(self.device, non_blocking=True)
+        return {"ids": tokens[:, :-1], "targets": tokens[:, 1:]}
 
 
 class Windows(_TokenBatches):
-    """Windows of ``length`` tokens side by side, in another order every epoch, and cut at another place.
+    """Windows of ``length`` tokens side by side, in another order and with another offset every epoch.
 
-    The order and the cut of an epoch come from (seed, epoch) alone, so a step's number is all a run needs to go on.
+    Order and offset of an epoch come from (seed, epoch) alone, so a run can resume from the number of a
+    step.
+
+    Args:
+        ids: (n,), the tokens of the text.
+        length: Tokens of a window.
+        size: Windows of an optimizer step.
+        accumulate: Forward passes of a step.
+        seed: Seed of the order.
+        device: Where the batches lie.
     """
 
     def __init__(
         self, ids: np.ndarray, length: int, size: int, *, accumulate: int = 1, seed: int = 0, device: torch.device
     ) -> None:
         super().__init__(ids, length, size, accumulate=accumulate, seed=seed, device=device)
-        self.windows = (len(ids) - length) // length  # whatever the cut, with a target for the last token
+        self.windows = (len(ids) - length) // length  # at any offset, with a target for the last token
         self.steps_per_epoch = self.windows // size
         if self.steps_per_epoch < 1:
             raise LeadlineError(
@@ -68,19 +80,28 @@ class Windows(_TokenBatches):
         self._epoch: tuple[int, np.ndarray, int] | None = None
 
     def starts(self, step: int) -> np.ndarray:
+        """Return the first token of each window in a step, (size,)."""
         epoch, at = divmod(step, self.steps_per_epoch)
         if self._epoch is None or self._epoch[0] != epoch:
             draw = np.random.default_rng(mix_seed(self.seed, epoch))
             self._epoch = epoch, draw.permutation(self.windows), int(draw.integers(self.length))
-        _, order, cut = self._epoch
-        return order[at * self.size : (at + 1) * self.size] * self.length + cut
+        _, order, offset = self._epoch
+        return order[at * self.size : (at + 1) * self.size] * self.length + offset
 
 
 class Lanes(_TokenBatches):
-    """The text in ``size`` stretches, read side by side from front to back, a segment of ``length`` tokens a step.
+    """The text in ``size`` stretches, read side by side in order, a segment of ``length`` tokens a step.
 
-    Each sample goes on where it stopped, so that a memory of the segment before fits. When an epoch ends a sample goes
-    on into the stretch after its own, which is what follows there in the text.
+    Each sample continues where it stopped, so that a memory of the segment before fits. At the end of an epoch a sample
+    continues with the next stretch, which follows its own in the text.
+
+    Args:
+        ids: (n,), the tokens of the text.
+        length: Tokens of a segment.
+        size: Stretches, which are the samples of an optimizer step.
+        accumulate: Forward passes of a step.
+        seed: Not used: the order is that of the text.
+        device: Where the batches lie.
     """
 
     def __init__(
@@ -95,6 +116,7 @@ class Lanes(_TokenBatches):
             )
 
     def starts(self, step: int) -> np.ndarray:
+        """Return the first token of each segment in a step, (size,)."""
         epoch, at = divmod(step, self.steps_per_epoch)
         lane = (np.arange(self.size) + epoch) % self.size
         return lane * (self.steps_per_epoch * self.length) + at * self.length

@@ -1,4 +1,4 @@
-"""Text from files, folders and the hub, by split, in blocks: plain or compressed, parquet, WikiText's own files."""
+"""Text from files, folders and the hub, by split, in blocks: plain, compressed or parquet."""
 
 from __future__ import annotations
 
@@ -28,14 +28,24 @@ BLOCK = 1 << 20  # characters
 _WORDS = {"train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid"}
 _WORDS |= {"dev": "valid", "test": "test"}
 _PLACES = {"train": (0.0, 0.9), "valid": (0.9, 0.95), "test": (0.95, 1.0)}
-_LONGEST = 0.04  # of the text: with no longer line than this every split has one
+_LONGEST = 0.04  # share of the text: if no line is longer, every split has a line
 _BLANK = re.compile(r"\s")
-_BEFORE_BLANK = re.compile(r"\S(?=\s)")  # no word or byte pair crosses it
+_BEFORE_BLANK = re.compile(r"\S(?=\s)")  # a place that no word or byte pair crosses
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text with its splits. ``blocks`` goes through one; a block ends at a line's end where it can."""
+    """Text with its splits.
+
+    Args:
+        origin: The file, folder or name on the hub.
+        parts: Files of each split.
+        by_place: The text names no split: 90 % are for training, the next 5 % for validation, the last 5 % for test.
+        rows: Tables of the hub, by split.
+        column: The column of the text in tables.
+        left_out: Files that name no split, beside others that do.
+        unread: Files that look like text in a form that is not known.
+    """
 
     origin: str
     parts: dict[str, list[Path]] = field(default_factory=dict)
@@ -47,10 +57,11 @@ class Corpus:
 
     @property
     def splits(self) -> list[str]:
+        """The splits that there are, in the order of ``SPLITS``."""
         return [split for split in SPLITS if split in self.parts or split in self.rows]
 
     def blocks(self, split: str) -> Iterator[str]:
-        """The text of a split, all characters of it, in pieces of about a megabyte."""
+        """Yield the text of a split in pieces of about a megabyte; a piece ends at the end of a line where it can."""
         self.check(split)
         if split in self.rows:
             return _joined(_line(row[self.column], self.where(split), self.column) for row in self.rows[split])
@@ -59,7 +70,7 @@ class Corpus:
         return _joined(_read_all(self.parts[split], self.column))
 
     def check(self, split: str) -> None:
-        """Raise unless there is such a split."""
+        """Raise unless the corpus has the split."""
         check_choice("split", split, SPLITS)
         if split in self.splits:
             return
@@ -72,41 +83,41 @@ class Corpus:
         raise LeadlineError(f"{self.origin} has no {split} text, only {there}; {what}")
 
     def where(self, split: str) -> str:
-        """What a message calls the split."""
+        """Return a name of the split for messages."""
         files = self.parts.get(split, [])
         return str(files[0]) if len(files) == 1 and not self.by_place else f"the {split} text of {self.origin}"
 
     @property
     def notice(self) -> str | None:
-        """What its reader should know: which files are not read."""
+        """A sentence on files that are not read, or None."""
         reasons = {
             "since others are named after a split and these are not": self.left_out,
             f"since they do not end in {_ALLOWED}": self.unread,
         }
-        told = [
+        parts = [
             f"not read, {why}: {_names([file.relative_to(self.origin) for file in files])}"
             for why, files in reasons.items()
             if files
         ]
-        return f"{self.origin}: {'; '.join(told)}" if told else None
+        return f"{self.origin}: {'; '.join(parts)}" if parts else None
 
     def fingerprint(self, split: str) -> str:
-        """Changes when the text does."""
+        """Return a fingerprint that changes when the text of the split does."""
         if split in self.rows:
             return f"{self.rows[split]._fingerprint}-{self.column}"
-        found = hashlib.sha256(f"{f'{split}, cut' if self.by_place else ''}-{self.column}".encode())
+        digest = hashlib.sha256(f"{f'{split}, cut' if self.by_place else ''}-{self.column}".encode())
         for file in self.parts[split]:
-            found.update(_suffix(file).encode())
+            digest.update(_suffix(file).encode())
             try:
                 with file.open("rb") as stream:
                     while chunk := stream.read(1 << 22):
-                        found.update(chunk)
+                        digest.update(chunk)
             except OSError as error:
                 raise _unreadable(file, error) from error
-        return found.hexdigest()
+        return digest.hexdigest()
 
     def _lines_of(self, split: str) -> Iterator[str]:
-        """Lines that begin in the split's share of the text; where a line is long, exactly that share."""
+        """Yield the lines that begin in the share of a split; where a line is very long, exactly that share."""
         total = longest = 0
         for line in self._lines():
             total, longest = total + len(line), max(longest, len(line))
@@ -121,7 +132,7 @@ class Corpus:
             at += len(line)
 
     def _lines(self) -> Iterator[str]:
-        """All lines of a text without splits; those of more than a block in pieces."""
+        """Yield all lines of a text without splits; those longer than a block in pieces."""
         for block in _joined(_read_all(self.parts["train"], self.column)):
             yield from block.splitlines(keepends=True)
 
@@ -133,15 +144,22 @@ def open_text(
     subset: str | None = None,
     column: str = "text",
 ) -> Corpus:
-    """A corpus from a file or a folder, or from the hub by ``datasets``.
+    """Return a corpus from a file or folder, or from the hub by ``datasets``.
 
-    path    a file, or a folder with files at any depth: .txt, .tokens, .md, .rst, .text, .raw, each also as .xz, .gz or
-            .bz2, or .parquet with a column of text. Where files have a split in their name (train.txt.xz,
-            wiki.valid.tokens, train-00000-of-00001.parquet) or in that of their folder, these are the splits, and
-            other files are not read; where none has, all of it is one text, of which the last tenth is for validation
-            and test. Hidden files and folders are not read.
-    hub     a name there, with its ``subset``; ``column`` holds the text, here and in parquet. A row is a line, or
-            several; one without a line's end gets it.
+    A file or folder name with a split in it (train.txt.xz, wiki.valid.tokens, train-00000-of-00001.parquet) assigns the
+    file to that split, and files without one are not read. Where no name has one, all files are one text, whose last
+    tenth is for validation and test. Hidden files and folders are skipped.
+
+    Args:
+        path: A file, or a folder with files at any depth: .txt, .tokens, .md, .rst, .text, .raw, each also as .xz, .gz
+            or .bz2, or .parquet.
+        hub: The name of a data set on the hub.
+        subset: Its configuration there.
+        column: The column of the text in parquet and on the hub. A row is a line, or several; the end of the last line
+            is added where it is missing.
+
+    Raises:
+        LeadlineError: Nothing readable is there, or files contradict each other.
     """
     if (path is None) == (hub is None):
         raise LeadlineError("give either the path of a file or folder of text, or the name of a data set on the hub")
@@ -165,18 +183,18 @@ def open_text(
         for file, own in zip(files, named, strict=True):
             parts.setdefault(own, []).append(file)
         left_out = tuple(parts.pop(None, ()))
-        splits = {str(own): found for own, found in parts.items()}
+        splits = {str(own): of_split for own, of_split in parts.items()}
         return Corpus(str(root), splits, column=column, left_out=left_out, unread=unread)
     return Corpus(str(root), dict.fromkeys(SPLITS, files), by_place=True, column=column, unread=unread)
 
 
 def count_words(text: str) -> int:
-    """Words as WikiText counts them: what blanks separate, and every line's end."""
+    """Count words as WikiText does: what blanks separate, and the end of every line."""
     return len(text.split()) + text.count("\n")
 
 
 def _in_sight(file: Path, root: Path) -> bool:
-    """Whether it is a file and neither it nor a folder on the way to it is hidden."""
+    """Tell whether it is a file and neither it nor a folder on the way to it is hidden."""
     return file.is_file() and not any(part.startswith(".") for part in file.relative_to(root).parts)
 
 
@@ -189,7 +207,7 @@ def _refuse_twice(files: Iterable[Path]) -> None:
 
 
 def _split_of(file: Path) -> str | None:
-    """The split that a name tells: its first, second or last part, numbers aside, or the folder that it is in."""
+    """Return the split that a name gives by its first, second or last part without numbers, or by a folder."""
     stem = file.name.lower().removesuffix(_suffix(file))
     parts = [part for part in re.split(r"[._-]", stem) if part != "of" and not part.isdigit()]
     for name in (*parts[:2], *parts[-1:], *(folder.name.lower() for folder in file.parents)):
@@ -199,7 +217,7 @@ def _split_of(file: Path) -> str | None:
 
 
 def _suffix(file: Path) -> str:
-    """What says how to read a file: ".txt.xz", ".parquet"; "" when it is no text."""
+    """Return the part of the name that says how to read the file, such as ".txt.xz"; "" for other files."""
     suffixes = [suffix.lower() for suffix in file.suffixes[-2:]]
     if suffixes[-1:] == [".parquet"] or (suffixes and suffixes[-1] in PLAIN):
         return suffixes[-1]
@@ -207,7 +225,7 @@ def _suffix(file: Path) -> str:
 
 
 def _read_all(files: Iterable[Path], column: str) -> Iterator[str]:
-    """One file after the other, each of which begins a line."""
+    """Yield the text of one file after the other; each begins a line."""
     last = "\n"
     for file in files:
         if last != "\n":
@@ -253,7 +271,7 @@ def _read_parquet(file: Path, column: str) -> Iterator[str]:
 
 
 def _line(text: Any, where: str, column: str) -> str:
-    """A row of a table, with its line's end."""
+    """Return a row of a table with the end of its line."""
     if not isinstance(text, str | None):
         raise LeadlineError(
             f"{where}: column {column!r} holds {type(text).__name__} and no text; name the one that does by "
@@ -269,25 +287,28 @@ def _names(files: Sequence[Path], most: int = 3) -> str:
 
 
 def _joined(chunks: Iterable[str]) -> Iterator[str]:
-    """Blocks of about ``BLOCK`` characters, cut between two lines: best where neither ends or begins with blanks,
-    since byte-pair encodings then give the same tokens as for the whole text. A longer line is cut between words."""
-    held: list[str] = []
+    """Join chunks into blocks of about ``BLOCK`` characters that end at the end of a line.
+
+    A cut between two lines without blanks around it is preferred: byte-pair encodings then give the same tokens as for
+    the whole text. A longer line is cut between words.
+    """
+    pending: list[str] = []
     size = 0
     for chunk in chunks:
-        held.append(chunk)
+        pending.append(chunk)
         size += len(chunk)
         if size >= BLOCK:
-            text = "".join(held)
+            text = "".join(pending)
             at = _last(BETWEEN_LINES, text, size // 2) or text.rfind("\n") + 1
             at = at or _last(_BEFORE_BLANK, text, size - 1024) or size
             yield text[:at]
-            held, size = [text[at:]], len(text) - at
+            pending, size = [text[at:]], len(text) - at
     if size:
-        yield "".join(held)
+        yield "".join(pending)
 
 
 def _word_end(line: str, at: int) -> int:
-    """The first place from ``at`` on that is not inside a word, or ``at`` where there is none."""
+    """Return the first place from ``at`` on that is not inside a word, or ``at`` where there is none."""
     if at <= 0 or at >= len(line):
         return max(at, 0)
     blank = _BLANK.search(line, at)
@@ -295,7 +316,7 @@ def _word_end(line: str, at: int) -> int:
 
 
 def _last(pattern: re.Pattern[str], text: str, start: int) -> int:
-    """The end of the last match from ``start`` on, or 0."""
+    """Return the end of the last match from ``start`` on, or 0."""
     return max((match.end() for match in pattern.finditer(text, start)), default=0)
 
 
@@ -303,16 +324,16 @@ def _from_hub(name: str, subset: str | None, column: str) -> Corpus:
     datasets = need("datasets", "data")
     try:
         with quiet_hub():
-            found = datasets.load_dataset(name, subset)
+            tables = datasets.load_dataset(name, subset)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise LeadlineError(
             f"{name!r} ({subset or 'default'}) is not on this machine and could not be downloaded "
             f"({type(error).__name__}); give a local copy by data.path=FOLDER"
         ) from error
-    rows = {_WORDS[split]: table for split, table in found.items() if split in _WORDS}
+    rows = {_WORDS[split]: table for split, table in tables.items() if split in _WORDS}
     if not rows:
         raise LeadlineError(
-            f"{name} has the splits {', '.join(found)}; train, validation and test are needed, give them by "
+            f"{name} has the splits {', '.join(tables)}; train, validation and test are needed, give them by "
             "data.path=FOLDER"
         )
     for split, table in rows.items():

@@ -1,4 +1,4 @@
-"""Tokens of a text, computed once: one flat file mapped into memory, kept under the text's own fingerprint."""
+"""Tokens of a text, computed once and mapped from a file under the fingerprint of the text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from leadline.data.made_once import counted, kept
+from leadline.data.made_once import counted, made_once
 from leadline.data.text.files import Corpus, count_words
 from leadline.data.text.tokenizers import (
     Tokenizer,
@@ -26,18 +26,18 @@ from leadline.data.text.tokenizers import (
 from leadline.errors import LeadlineError
 
 _FORMAT = 4  # changes when what is stored changes
-_LEARNT = {"word": 2, "bpe": 1}  # the same for vocabularies
+_VOCABULARIES = {"word": 2, "bpe": 1}  # the same for vocabularies, by kind
 _TOKENS, _SIZES = "tokens.npy", "sizes.json"
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How long a text is, in units that do not depend on its tokens, and how much of it a tokenizer did not know."""
+    """The length of a text in units that do not depend on its tokens, and how much of it was unknown to a tokenizer."""
 
     bytes: int  # of UTF-8
     words: int  # as WikiText counts them, every line's end included
-    unknown: int = 0  # words that became the tokenizer's unknown one though they were not
+    unknown: int = 0  # words that the tokenizer replaced by its token for unknown ones
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TokenText:
         return len(self.ids)
 
     def fingerprint(self) -> str:
-        """Of the tokens alone, wherever and however the text is stored."""
+        """Return the fingerprint of the tokens alone, wherever and however the text is stored."""
         return hashlib.sha256(np.ascontiguousarray(self.ids).data).hexdigest()
 
 
@@ -61,14 +61,24 @@ def tokenizer_for(
     vocab_size: int | None = None,
     cache: str | os.PathLike[str] | None = None,
 ) -> Tokenizer:
-    """The tokenizer of a kind, trained on the corpus' training text where it must be, then kept."""
+    """Return a tokenizer, trained on the training text of the corpus where its kind needs that, and cached.
+
+    Args:
+        corpus: The text.
+        kind: "byte", "word", "bpe", "gpt2" or the path of a tokenizer.
+        vocab_size: Size of a vocabulary that is made.
+        cache: The cache, see ``cache_folder``.
+
+    Raises:
+        LeadlineError: The kind needs a training text and the corpus has none.
+    """
     if not learns(kind):
         return make_tokenizer(kind, ())
     if "train" not in corpus.splits:
         raise LeadlineError(
             f"{corpus.origin} has no train text to make a {kind} vocabulary of; give a tokenizer's folder, or 'byte'"
         )
-    key = [_LEARNT[kind], kind, vocab_size, corpus.fingerprint("train")]
+    key = [_VOCABULARIES[kind], kind, vocab_size, corpus.fingerprint("train")]
     blocks = counted(corpus.blocks("train"), f"making a {kind} vocabulary")
     return _made(
         key,
@@ -81,14 +91,21 @@ def tokenizer_for(
 def tokenised(
     corpus: Corpus, split: str, tokenizer: Tokenizer, cache: str | os.PathLike[str] | None = None
 ) -> TokenText:
-    """The split's tokens; computed and written on the first call for this text and this tokenizer."""
-    blocks = corpus.blocks(split)  # a split that is not there is an error now
+    """Return the tokens of a split; the first call for a text and a tokenizer computes and stores them.
+
+    Args:
+        corpus: The text.
+        split: "train", "valid" or "test".
+        tokenizer: The tokenizer.
+        cache: The cache, see ``cache_folder``.
+    """
+    blocks = corpus.blocks(split)  # raises now where the split is missing
     key = [_FORMAT, fingerprint(tokenizer), corpus.fingerprint(split)]
     return _made(key, cache, lambda draft: _write(blocks, corpus.where(split), tokenizer, draft), _load)
 
 
 def encode_text(text: str, tokenizer: Tokenizer) -> TokenText:
-    """A text at hand as tokens, without a file."""
+    """Return the tokens of a text in memory, without a file."""
     ids = tokenizer.encode(text)
     return TokenText(ids, Sizes(len(text.encode()), count_words(text), _unknown(ids, text, tokenizer)))
 
@@ -128,7 +145,7 @@ def _unknown(ids: np.ndarray, text: str, tokenizer: Tokenizer) -> int:
 def _made(
     key: list[object], cache: str | os.PathLike[str] | None, make: Callable[[Path], object], load: Callable[[Path], _T]
 ) -> _T:
-    """What is kept under ``key``; made where it is not there, or is damaged."""
+    """Load what is stored under ``key``; make it where it is absent or damaged."""
 
     def whole(folder: Path) -> bool:
         try:
@@ -138,4 +155,4 @@ def _made(
         return True
 
     name = f"text-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:20]}"
-    return load(kept(name, cache, make, "tokens", whole))
+    return load(made_once(name, cache, make, "tokens", whole))

@@ -1,4 +1,4 @@
-"""From text to numbers and back: bytes, words in order of frequency, or byte-pair encodings."""
+"""Tokenizers: bytes, words in order of frequency, or byte-pair encodings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leadline.data.hub import quiet_hub
 from leadline.errors import LeadlineError, need
 from leadline.files import whole
 
-FILE = "tokenizer.json"  # of transformers for byte-pair encodings, ours for the other kinds
+FILE = "tokenizer.json"  # in the format of transformers for byte-pair encodings, in ours for the other kinds
 FILES = (FILE, "vocab.json", "merges.txt")  # what may lie beside a model
 KINDS = ("byte", "word", "bpe", "gpt2")
 LINE_END, UNKNOWN = "<eos>", "<unk>"
@@ -25,25 +25,30 @@ BETWEEN_LINES = re.compile(r"\S\n(?=\S)")
 
 
 class Tokenizer(Protocol):
+    """Maps text to token ids and back."""
+
     kind: str
     unknown: tuple[int, str] | None  # id and name of the token for what it does not know
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids, (n,)."""
+        """Return the ids of a text, (n,)."""
 
-    def decode(self, ids: Sequence[int]) -> str: ...
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids."""
 
     def size(self, token: int) -> int:
-        """Bytes of the text that a token stands for."""
+        """Return the number of bytes of text that a token stands for."""
 
-    def to_json(self) -> str: ...
+    def to_json(self) -> str:
+        """Return the content of the tokenizer file."""
 
 
 class ByteTokenizer:
-    """The bytes of UTF-8."""
+    """Tokens are the bytes of UTF-8."""
 
     kind = "byte"
     unknown: tuple[int, str] | None = None
@@ -63,9 +68,9 @@ class ByteTokenizer:
 
 
 class WordTokenizer:
-    """Words as blanks separate them, and ``<eos>`` for every line's end: how WikiText is counted and modelled.
+    """Tokens are words between blanks, and ``<eos>`` for the end of every line, as WikiText is modelled.
 
-    Ids are in order of frequency, as an adaptive softmax wants them. A word that is not known is ``<unk>``.
+    Ids are in order of frequency, as an adaptive softmax wants them. An unknown word is ``<unk>``.
     """
 
     kind = "word"
@@ -77,7 +82,12 @@ class WordTokenizer:
 
     @classmethod
     def train(cls, blocks: Iterable[str], vocab_size: int | None = None) -> WordTokenizer:
-        """All words of the text, or the ``vocab_size`` most frequent ones, ``<eos>`` and ``<unk>`` among them."""
+        """Make a vocabulary of all words of a text, or of the most frequent ones.
+
+        Args:
+            blocks: The text in pieces.
+            vocab_size: Number of words, ``<eos>`` and ``<unk>`` among them; None: all.
+        """
         special = (LINE_END, UNKNOWN)
         if vocab_size is not None and vocab_size <= len(special):
             raise LeadlineError(
@@ -113,25 +123,30 @@ class WordTokenizer:
 
 
 class PairTokenizer:
-    """Byte-pair encoding by ``tokenizers``: trained here, GPT-2's, or any other in that library's format."""
+    """Byte-pair encoding by the ``tokenizers`` library: trained here, that of GPT-2, or any other of its format."""
 
     kind = "bpe"
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        inner.no_truncation()  # a tokenizer may have been saved with what it last cut its texts to
+        inner.no_truncation()  # the file may hold the last settings of both
         inner.no_padding()
         before = inner.pre_tokenizer
         self.by_bytes = isinstance(before, need("tokenizers.pre_tokenizers", "hub").ByteLevel)
-        # GPT-2's way to part a text is the same before and after a line's end with no blanks around it, but where a
-        # blank is put before a text (RoBERTa)
+        # The pre-tokenizer of GPT-2 never crosses the end of a line without blanks around it, unless it puts a blank
+        # before a text (RoBERTa).
         self.parts = self.by_bytes and not before.add_prefix_space
         self.unknown = None if self.by_bytes else _unknown_in(inner)  # bytes are never unknown
         self.vocab_size = 1 + max(inner.get_vocab().values(), default=-1)  # ids may have gaps
 
     @classmethod
     def train(cls, blocks: Iterable[str], vocab_size: int = 16384) -> PairTokenizer:
-        """On bytes, as GPT-2's: no text is unknown to it, and decoding gives back what was encoded."""
+        """Train on bytes, as GPT-2 does: no text is unknown, and decoding returns what was encoded.
+
+        Args:
+            blocks: The text in pieces.
+            vocab_size: Number of tokens, at least 257.
+        """
         if vocab_size < 257:
             raise LeadlineError(f"vocab_size is {vocab_size}; byte pairs begin with 256 bytes, give more than that")
         tokenizers = need("tokenizers", "hub")
@@ -145,8 +160,8 @@ class PairTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         pieces = _pieces(text) if self.parts else [text]
-        found = self.inner.encode_batch_fast(pieces, add_special_tokens=False)  # on all cores
-        return np.concatenate([np.array(piece.ids, dtype=np.uint32) for piece in found])
+        encodings = self.inner.encode_batch_fast(pieces, add_special_tokens=False)  # on all cores
+        return np.concatenate([np.array(piece.ids, dtype=np.uint32) for piece in encodings])
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.inner.decode(list(ids), skip_special_tokens=False)
@@ -159,15 +174,21 @@ class PairTokenizer:
 
 
 def _unknown_in(inner: Any) -> tuple[int, str] | None:
-    """The token that stands for all that a tokenizer of ``tokenizers`` does not know."""
-    model = json.loads(inner.to_str())["model"]  # by name in some kinds, by id in others
+    """Return id and name of the token for unknown text in a tokenizer of the library, or None."""
+    model = json.loads(inner.to_str())["model"]  # some kinds name it, others give its id
     name = model.get("unk_token")
-    found = model.get("unk_id") if name is None else inner.token_to_id(name)
-    return None if found is None else (found, inner.id_to_token(found))
+    token = model.get("unk_id") if name is None else inner.token_to_id(name)
+    return None if token is None else (token, inner.id_to_token(token))
 
 
 def make_tokenizer(kind: str, blocks: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
-    """A tokenizer by kind, trained on the text where it must be; or one from a folder or file, by its path."""
+    """Return a tokenizer by its kind, trained on the text where that is needed, or by its path.
+
+    Args:
+        kind: "byte", "word", "bpe", "gpt2", or a folder or file.
+        blocks: The training text in pieces.
+        vocab_size: Number of tokens of "word" and "bpe".
+    """
     if kind == "byte":
         return ByteTokenizer()
     if kind == "word":
@@ -182,12 +203,12 @@ def make_tokenizer(kind: str, blocks: Iterable[str], vocab_size: int | None = No
 
 
 def learns(kind: str) -> bool:
-    """Whether a tokenizer of this kind is made from the training text."""
+    """Tell whether a tokenizer of this kind is made from the training text."""
     return kind in ("word", "bpe")
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str]) -> Path:
-    """Write it into ``folder``, beside a model; ``load_tokenizer`` finds it there."""
+    """Write a tokenizer into ``folder``, beside a model; ``load_tokenizer`` reads it. Returns the file."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     with whole(target / FILE) as new:
@@ -196,14 +217,18 @@ def save_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str]) -> Path
 
 
 def tokenizer_home(folder: Path) -> Path | None:
-    """The folder that has the tokenizer of the model in ``folder``: this one, or that of its run above it."""
+    """Return the folder with the tokenizer of the model in ``folder``: itself, or its run above it."""
     place = folder.resolve()
     homes = [place, *place.parents[: 2 if place.name == "ema" else 1]]
     return next((home for home in homes if any((home / name).is_file() for name in FILES)), None)
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer in a folder, or in its file: one of ours, or any of transformers."""
+    """Return the tokenizer in a folder or file: one of Leadline or any of transformers.
+
+    Raises:
+        LeadlineError: There is none, or it is damaged.
+    """
     source = Path(path)
     file = source / FILE if source.is_dir() else source
     if not file.is_file():
@@ -233,6 +258,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
+    """Return a fingerprint of the tokenizer."""
     return hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
 
 
@@ -241,7 +267,7 @@ def _words(text: str) -> list[str]:
 
 
 def _pieces(text: str, size: int = 1 << 14) -> list[str]:
-    """The text in parts of about ``size`` characters that byte pairs of the whole text do not cross."""
+    """Split a text into parts of about ``size`` characters that byte pairs of the whole text do not cross."""
     ends, last = [], 0
     for match in BETWEEN_LINES.finditer(text):
         if match.end() - last >= size:
@@ -254,8 +280,8 @@ def _gpt2() -> PairTokenizer:
     for offline in (True, False):
         try:
             with quiet_hub():
-                found = transformers.AutoTokenizer.from_pretrained("openai-community/gpt2", local_files_only=offline)
-            return PairTokenizer(found.backend_tokenizer)
+                loaded = transformers.AutoTokenizer.from_pretrained("openai-community/gpt2", local_files_only=offline)
+            return PairTokenizer(loaded.backend_tokenizer)
         except (OSError, ValueError):
             continue
     raise LeadlineError(
@@ -265,7 +291,7 @@ def _gpt2() -> PairTokenizer:
 
 
 def _from_pairs(vocabulary: Path, merges: Path) -> PairTokenizer:
-    """GPT-2's own two files."""
+    """Return the tokenizer in the two files of GPT-2."""
     tokenizers = need("tokenizers", "hub")
     inner = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(vocabulary), str(merges)))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -22,7 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from leadline.data.made_once import telling
+from leadline.data.made_once import reporting
 from leadline.errors import need
 from leadline.files import whole
 
@@ -78,7 +78,7 @@ def preparing(console: Console) -> Iterator[None]:
             if done % 100 == 0:
                 bars.update(tasks[what], completed=done)
 
-        with telling(tell):
+        with reporting(tell):
             yield
 
 
