@@ -8,7 +8,7 @@ from leadline.data import hub
 from leadline.data.images import cifar as vision
 from leadline.data.images import sets
 from leadline.data.text import files as text
-from leadline.data.text.files import tokenizers as text_tokenizers
+from leadline.data.text import tokenizers as text_tokenizers
 from leadline.errors import LeadlineError
 from leadline.probing import open_model
 
