@@ -148,7 +148,7 @@ def test_ramp_of_our_own_model(tmp_path):
     assert torch.equal(model(ids), plain)
     ramp.step()
     model.save(tmp_path)
-    half_way = ll.models.load(tmp_path)
+    half_way = ll.load(tmp_path)
     assert half_way.config.strengths == (0.2, 0.3)
     assert torch.equal(half_way(ids), model(ids))
 

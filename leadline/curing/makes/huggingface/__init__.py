@@ -1,1 +1,1 @@
-"""Cures for models of transformers."""
+"""The cure of transformers models: what it hangs onto them, and the folders they are saved in."""

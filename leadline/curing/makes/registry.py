@@ -1,0 +1,73 @@
+"""The makes of models that can be cured, in the order in which they are tried, and what each make offers."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
+
+from torch import nn
+
+from leadline.curing.makes.huggingface.families import FAMILIES, refuse_features
+from leadline.curing.strengths import Strengths
+from leadline.errors import LeadlineError
+
+
+class Cure(Protocol):
+    """What a make put into a model. It is copied and pickled with the model, so it holds no functions of its own."""
+
+    @property
+    def strengths(self) -> Strengths:
+        """The strengths in force."""
+        ...
+
+    def set_strengths(self, alpha: float, alpha_prime: float) -> None:
+        """Change alpha and alpha'."""
+        ...
+
+    def remove(self) -> None:
+        """Make the model what it was before the cure."""
+        ...
+
+
+class Make(NamedTuple):
+    """One make of models, and the module that cures it.
+
+    The module is imported only for a model that has classes of the library, which may not be installed. It offers:
+
+    - ``find_part(model)``: the module that carries the cure, or None if the model is not of this make.
+    - ``install(model, part, strengths)``: put the cure in and return it, as a ``Cure``. What cannot be cured is refused
+      before the first change.
+    """
+
+    library: str  # first part of the name of the module that defines a class
+    module: str
+    models: str  # for error messages
+
+
+MAKES = (
+    Make("leadline", "leadline.curing.makes.ours", "our own models"),
+    Make("timm", "leadline.curing.makes.timm", "timm's VisionTransformer with its usual blocks"),
+    Make(
+        "transformers",
+        "leadline.curing.makes.huggingface.install",
+        f"transformers' {', '.join(sorted(name.removesuffix('Model') for name in FAMILIES))}",
+    ),
+)
+
+
+def find_make(model: nn.Module) -> tuple[Any, Any]:
+    """Return the module that cures models of this make, and the part of ``model`` that carries the cure.
+
+    Raises:
+        LeadlineError: If the model is of no make that can be cured.
+    """
+    libraries = {type(module).__module__.partition(".")[0] for module in model.modules()}
+    for make in MAKES:
+        if make.library in libraries:
+            module = import_module(make.module)
+            part = module.find_part(model)
+            if part is not None:
+                return module, part
+    refuse_features(model)
+    *others, last = (make.models for make in MAKES)
+    raise LeadlineError(f"{type(model).__name__} cannot be cured; known are {', '.join(others)}, and {last}")
