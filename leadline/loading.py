@@ -14,9 +14,9 @@ def load(folder: str | os.PathLike[str]) -> nn.Module:
     """Load a model: one of ours, or a cured model of transformers.
 
     Args:
-        folder: The folder that ``model.save`` or the ``save_pretrained`` of a cured model wrote, that of a checkpoint, or
-            that of a training run. Of a run the best checkpoint by its evaluation is taken, with its averaged weights
-            where it has them. Nothing is written.
+        folder: The folder that ``model.save`` or the ``save_pretrained`` of a cured model wrote, that of a checkpoint,
+            or that of a training run. Of a run the best checkpoint by its evaluation is taken, with its averaged
+            weights where it has them. Nothing is written.
 
     Returns:
         The model on the CPU, in evaluation mode.

@@ -13,7 +13,7 @@ from leadline.errors import LeadlineError
 
 
 class Cure(Protocol):
-    """What a make put into a model. It is copied and pickled with the model, so it holds no functions of its own."""
+    """A cure inside a model, as one make puts it in. It is copied and pickled with the model."""
 
     @property
     def strengths(self) -> Strengths:
@@ -30,18 +30,24 @@ class Cure(Protocol):
 
 
 class Make(NamedTuple):
-    """One make of models, and the module that cures it.
+    """One make of models: how it is recognised, and the Python module that cures it.
 
-    The module is imported only for a model that has classes of the library, which may not be installed. It offers:
+    The Python module offers two functions:
 
-    - ``find_part(model)``: the module that carries the cure, or None if the model is not of this make.
-    - ``install(model, part, strengths)``: put the cure in and return it, as a ``Cure``. What cannot be cured is refused
+    - ``find_part(model)`` returns the part of ``model`` that carries the cure, or None if it is not of this make.
+    - ``install(model, part, strengths)`` puts the cure in and returns it, a ``Cure``. It refuses what cannot be cured
       before the first change.
+
+    Attributes:
+        library: The package that defines the classes of such models. It may not be installed, so the make is tried, and
+            its Python module imported, only for a model with such classes.
+        module: The Python module.
+        models: What can be cured, for error messages.
     """
 
-    library: str  # first part of the name of the module that defines a class
+    library: str
     module: str
-    models: str  # for error messages
+    models: str
 
 
 MAKES = (
@@ -56,7 +62,7 @@ MAKES = (
 
 
 def find_make(model: nn.Module) -> tuple[Any, Any]:
-    """Return the module that cures models of this make, and the part of ``model`` that carries the cure.
+    """Return the Python module that cures ``model``, and the part of ``model`` that carries the cure.
 
     Raises:
         LeadlineError: If the model is of no make that can be cured.
