@@ -1,4 +1,4 @@
-"""The state of one forward pass of a cured model: carried scores in a slot per layer, and the padding mask."""
+"""The state of one forward pass of a cured model: the carried scores, and the padding mask."""
 
 from __future__ import annotations
 

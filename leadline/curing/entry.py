@@ -1,4 +1,4 @@
-"""``cure`` and ``uncure``: put a cure into any model that can be cured, take it out, change its strengths."""
+"""``cure`` and ``uncure``: put a cure into a model, take it out, change its strengths."""
 
 from __future__ import annotations
 

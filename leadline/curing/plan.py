@@ -1,4 +1,4 @@
-"""What a cure does in a model of another library: the strengths in force and the layers that are cured."""
+"""What a cure does in a model of another library: strengths in force, cured layers."""
 
 from __future__ import annotations
 

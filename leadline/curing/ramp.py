@@ -1,4 +1,4 @@
-"""Ramp: strengths of a cured model that grow over the first steps of training, so that a trained model can adapt."""
+"""Ramp: the strengths of a cured model grow over the first steps of training."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from leadline.errors import LeadlineError, need
 class Ramp:
     """Raises alpha and alpha' of a cured model from 0 to the values of its cure, linearly over a number of steps.
 
+    A trained model needs time to adapt to its cure.
     ``Trainer(..., callbacks=[ramp.callback()])`` does the same as the loop below.
 
     Args:

@@ -1,4 +1,4 @@
-"""Loading our own models from the folders that ``Model.save`` wrote, by themselves or in a training run."""
+"""Loading our own models from the folders of ``Model.save`` and of training runs."""
 
 from __future__ import annotations
 

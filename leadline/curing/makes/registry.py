@@ -1,4 +1,4 @@
-"""The makes of models that can be cured, in the order in which they are tried, and what each make offers."""
+"""The makes of models that can be cured, in the order in which they are tried."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ class BoundBlock:
         self.block, self.slot = block, slot
 
     def __call__(self, x: Tensor, **options: Any) -> Tensor:
+        """x (B, N, d) -> (B, N, d)."""
         return self.block(x, leadline=self.slot, **options)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,1 +1,1 @@
-"""The cure of transformers models: what it hangs onto them, and the folders they are saved in."""
+"""The cure of transformers models: its hooks, and the folders of cured models."""

@@ -1,4 +1,4 @@
-"""ALBERT's attention with a cure: the module adds the skip and applies the norm, and alpha acts before both."""
+"""The attention of ALBERT with a cure: alpha acts before the skip and the norm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The architectures of transformers that can be cured: where their parts are, and what a cure must refuse."""
+"""The architectures of transformers that can be cured: their parts, and what a cure refuses."""
 
 from __future__ import annotations
 
