@@ -14,8 +14,7 @@ from timm.layers import Attention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from leadline.curing.carrier import Carrier, Slot
-from leadline.curing.plan import Plan
+from leadline.curing.carrier import Carrier, Plan, Slot
 from leadline.curing.strengths import Strengths
 from leadline.errors import LeadlineError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from leadline.curing.plan import Plan
+from leadline.curing.carrier import Plan
 from leadline.errors import LeadlineError
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leadline.curing.carrier import Carrier, Slot, reentrant_error
+from leadline.curing.carrier import Carrier, Plan, Slot, reentrant_error
 from leadline.curing.makes.huggingface.attention import KEY
 from leadline.curing.makes.huggingface.sums import check_cache, sums_of
-from leadline.curing.plan import Plan
 from leadline.errors import LeadlineError
 
 Args = tuple[Any, ...]

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 import leadline
+from leadline.curing.carrier import Plan
 from leadline.curing.makes.huggingface import attention, hooks
 from leadline.curing.makes.huggingface.attention import KEY
 from leadline.curing.makes.huggingface.families import (
@@ -21,7 +22,6 @@ from leadline.curing.makes.huggingface.families import (
     count_layers,
     position_of,
 )
-from leadline.curing.plan import Plan
 from leadline.curing.strengths import Strengths
 from leadline.errors import LeadlineError
 
