@@ -13,8 +13,8 @@ from leadline.errors import LeadlineError, need
 class Ramp:
     """Raises alpha and alpha' of a cured model from 0 to the values of its cure, linearly over a number of steps.
 
-    A trained model needs time to adapt to its cure.
-    ``Trainer(..., callbacks=[ramp.callback()])`` does the same as the loop below.
+    A trained model needs time to adapt to its cure. ``Trainer(..., callbacks=[ramp.callback()])`` does the same as the
+    loop below.
 
     Args:
         model: A model that is cured with alpha, alpha_prime or both.
