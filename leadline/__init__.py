@@ -27,7 +27,7 @@ _MODULES = (
 _FUNCTIONS = {
     "create_model": "leadline.models",
     "list_models": "leadline.models",
-    "load": "leadline.models",
+    "load": "leadline.loading",
     "convert": "leadline.models",
     "probe": "leadline.probing",
     "cure": "leadline.curing",
@@ -65,7 +65,8 @@ if TYPE_CHECKING:
     from leadline import anatomy, curing, data, metrics, models, nn, ops, papers, probing, report, theory, training
     from leadline.curing import cure, uncure
     from leadline.errors import LeadlineError
-    from leadline.models import convert, create_model, list_models, load
+    from leadline.loading import load
+    from leadline.models import convert, create_model, list_models
     from leadline.probing import probe
     from leadline.report.depth_report import DepthReport
 

@@ -1,113 +1,82 @@
-"""Cured models on disk: loading them, and curing a checkpoint folder."""
+"""``cure_folder``: cure a checkpoint on disk and save it in a new folder."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from torch import nn
 
-from leadline.curing.makes.huggingface.install import forget
-from leadline.curing.operate import cure
-from leadline.curing.plan import KEY, check_strengths
+from leadline.curing.entry import install_cure
+from leadline.curing.makes import ours
+from leadline.curing.makes.huggingface.attention import KEY
+from leadline.curing.makes.huggingface.folders import copy_small_files, load_plain, read_mapping
+from leadline.curing.strengths import Strengths
 from leadline.data.text.tokenizers import FILES, tokenizer_home
-from leadline.errors import LeadlineError, need
-from leadline.models.io import model_folder
-
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
+from leadline.errors import LeadlineError
+from leadline.models.io import load_model, model_folder
 
 
-def is_cured_folder(folder: str | os.PathLike[str]) -> bool:
-    """Whether ``folder`` holds a cured transformers model: its config.json has a mapping under "leadline"."""
-    try:
-        return isinstance(json.loads((Path(folder) / "config.json").read_text()).get(KEY), dict)
-    except (OSError, ValueError, AttributeError):
-        return False
+def cure_folder(folder: str | os.PathLike[str], out: str | os.PathLike[str], **strengths: Any) -> Path:
+    """Cure a checkpoint, ours or one of transformers, and save the cured model.
 
+    The tokenizer is copied with it, and so are the other small files of a checkpoint of transformers.
 
-def load_cured(folder: str | os.PathLike[str], **options: Any) -> nn.Module:
-    """The cured transformers model that ``save_pretrained`` wrote into ``folder``, cured as it was.
+    Args:
+        folder: The folder of the checkpoint, or of a training run. Of a run the best checkpoint is taken, with its
+            averaged weights where it has them.
+        out: The folder for the cured model, a new or an empty one.
+        **strengths: The keyword arguments of ``cure``.
 
-    ``options`` go to ``from_pretrained``: device_map, dtype and so on. The dtype is the saved one unless given.
+    Returns:
+        The path ``out``.
+
+    Raises:
+        LeadlineError: If the strengths are wrong, the checkpoint cannot be read or cured, it has this cure already, or
+            ``out`` cannot be written.
     """
-    description = _read_config(model_folder(folder))
-    strengths = description.get(KEY)
-    if not isinstance(strengths, dict):
-        raise LeadlineError(f"{folder} holds no cured model of transformers; leadline.load takes any model")
-    wanted = ("alpha", "alpha_prime", "de_escalation", "de_escalation_at", "start", "layers")
-    missing = [name for name in wanted if name not in strengths]
-    if missing:
-        raise LeadlineError(f"the {KEY!r} entry of {folder}/config.json lacks {', '.join(missing)}; save it again")
-    model = _load_plain(Path(folder), description, strengths.get("attn_implementation"), options)
-    return cure(model, **{name: strengths[name] for name in wanted})
-
-
-def cure_folder(
-    folder: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    alpha: float | None = None,
-    alpha_prime: float | None = None,
-    de_escalation: float | None = None,
-    layers: Iterable[int] | None = None,
-    de_escalation_at: str | None = None,
-    start: str | None = None,
-) -> Path:
-    """Cure the checkpoint in ``folder``, ours or one of transformers, and save it in ``out``; returns ``out``.
-    The other arguments are those of ``cure``.
-
-    ``folder`` may be that of a training run: its best checkpoint is taken, averaged weights where it has them.
-    The tokenizer is copied along, with the other small files of a checkpoint of transformers.
-    """
-    check_strengths(alpha, alpha_prime, de_escalation, de_escalation_at, start)
+    arguments = Strengths(**strengths)
     source, target = model_folder(folder), Path(out)
-    description = _read_config(source)
+    description = read_mapping(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise LeadlineError(f"{target} exists and is not an empty folder; give a new one for the cured model")
     if isinstance(description.get(KEY), dict):
         raise LeadlineError(f"{source} is cured already; load it with leadline.load and call leadline.uncure first")
-    options: dict[str, Any] = {
-        "alpha": alpha,
-        "alpha_prime": alpha_prime,
-        "de_escalation": de_escalation,
-        "layers": layers,
-        "de_escalation_at": de_escalation_at,
-        "start": start,
-    }
     if KEY in description:
-        from leadline.models import load
-
-        own: Any = load(source)
-        before = _strengths(own.config)
-        cure(own, **options)
-        if _strengths(own.config) == before:
-            has = ", ".join(f"{name} {value}" for name, value in before.items())
-            raise LeadlineError(f"{source} has {has} already; give a strength that changes it")
-        home = tokenizer_home(source) if hasattr(own.config, "vocab_size") else None
-        with _whole(target):
-            own.save(target)
-            for name in FILES:
-                if home is not None and (home / name).is_file():
-                    shutil.copy2(home / name, target / name)
-        return target
-    model: Any = cure(_load_plain(source, description, None, {}), **options)
-    with _whole(target):
-        model.save_pretrained(target)
-        for file in source.iterdir():
-            if file.is_file() and not file.name.endswith(_WEIGHTS) and not (target / file.name).exists():
-                shutil.copy2(file, target / file.name)
+        _cure_ours(source, target, arguments)
+    else:
+        model: Any = install_cure(load_plain(source, description), arguments)
+        with _all_or_nothing(target):
+            model.save_pretrained(target)
+            copy_small_files(source, target)
     return target
 
 
+def _cure_ours(source: Path, target: Path, arguments: Strengths) -> None:
+    """Cure one of our own models on disk; refuse a cure that changes nothing."""
+    model: Any = load_model(source)
+    before = ours.strengths_of(model.config)
+    install_cure(model, arguments)
+    if ours.strengths_of(model.config) == before:
+        strengths = f"alpha {before.alpha}, alpha_prime {before.alpha_prime}, start {before.start}"
+        if before.de_escalation:
+            strengths += f", de_escalation {before.de_escalation}, at {before.de_escalation_at}"
+        raise LeadlineError(f"{source} has {strengths} already; give a strength that changes it")
+    home = tokenizer_home(source) if hasattr(model.config, "vocab_size") else None
+    with _all_or_nothing(target):
+        model.save(target)
+        for name in FILES:
+            if home is not None and (home / name).is_file():
+                shutil.copy2(home / name, target / name)
+
+
 @contextmanager
-def _whole(target: Path) -> Iterator[None]:
-    """Inside, a new or empty folder is filled; if that fails nothing is left in it."""
+def _all_or_nothing(target: Path) -> Iterator[None]:
+    """Inside, a new or empty folder is filled; if that fails, its files are removed."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -116,43 +85,3 @@ def _whole(target: Path) -> Iterator[None]:
                 file.unlink()
         why = error.strerror if isinstance(error, OSError) else error
         raise LeadlineError(f"{target} cannot be written ({why}); give another folder by --out") from error
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    try:
-        description = json.loads(file.read_text())
-    except ValueError as error:
-        raise LeadlineError(f"{file} is not JSON ({error}); it is damaged, save the model again") from error
-    if not isinstance(description, dict):
-        raise LeadlineError(f"{file} holds a {type(description).__name__}; a checkpoint's is a mapping")
-    return description
-
-
-def _load_plain(folder: Path, description: dict[str, Any], attention: str | None, options: dict[str, Any]) -> nn.Module:
-    """The transformers model in ``folder``, without its cure."""
-    names = description.get("architectures") or []
-    if "model_type" not in description or not names:
-        raise LeadlineError(f"{folder / 'config.json'} names no model_type and architectures; it is not transformers'")
-    transformers = need("transformers", "hub")
-    kind = getattr(transformers, names[0], None)
-    if kind is None:
-        raise LeadlineError(f"{folder} holds a {names[0]}, which this transformers does not have; update it")
-    plain = dict(description)
-    forget(plain)
-    try:
-        config = kind.config_class.from_dict(plain)
-        config._attn_implementation = options.pop("attn_implementation", attention)
-        return kind.from_pretrained(folder, config=config, local_files_only=True, **{"dtype": "auto", **options})
-    except LeadlineError:
-        raise
-    except Exception as error:  # transformers has no one kind of error for a damaged folder
-        first = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise LeadlineError(f"{folder} cannot be loaded: {first}") from error
-
-
-def _strengths(config: Any) -> dict[str, Any]:
-    """How one of our models is cured."""
-    alpha, alpha_prime = config.strengths
-    tau = {"de_escalation": config.de_escalation, "at": config.de_escalation_at} if config.de_escalation else {}
-    return {"alpha": alpha, "alpha_prime": alpha_prime, "start": config.start, **tau}

@@ -4,7 +4,6 @@ from leadline.models.base import Model
 from leadline.models.bert import Bert, BertConfig
 from leadline.models.foreign import convert
 from leadline.models.gpt2 import GPT2, GPT2Config
-from leadline.models.io import load
 from leadline.models.llama import Llama, LlamaConfig
 from leadline.models.registry import MODELS, create_model, list_models
 from leadline.models.transformer_xl import TransformerXL, TransformerXLConfig
@@ -26,5 +25,4 @@ __all__ = [
     "convert",
     "create_model",
     "list_models",
-    "load",
 ]

@@ -1,7 +1,7 @@
-"""The checkpoints of a training run, read: ``step-000123``, folders of safetensors and JSON.
+"""Reading the checkpoints of a training run: folders ``step-000123`` of safetensors and JSON files.
 
-``manifest.json`` lists every file of a checkpoint with its size and SHA-256; what does not agree with it is damaged and
-passed over. ``leadline.training.run_folder.checkpoint`` writes them.
+``manifest.json`` lists every file of a checkpoint with its size and SHA-256. A checkpoint that does not agree with it
+is damaged and is skipped. ``leadline.training.run_folder.checkpoint`` writes checkpoints.
 """
 
 from __future__ import annotations
@@ -21,17 +21,23 @@ from torch import Tensor
 from leadline.errors import LeadlineError
 
 MANIFEST, STATE = "manifest.json", "state.json"
-REPLACED = ".replaced-"  # before the name of a checkpoint while another one of its step takes its place
+REPLACED = ".replaced-"  # prefix of a checkpoint while another one of the same step takes its place
 _NAME = re.compile(rf"(?:{re.escape(REPLACED)})?step-(\d{{6,}})")
 
 
 class UnreadableError(LeadlineError):
-    """A checkpoint that this user may not read; it may be whole."""
+    """A checkpoint that this user has no permission to read. It need not be damaged."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is whole."""
+    """A checkpoint whose files are complete and unchanged.
+
+    Attributes:
+        folder: Its folder.
+        step: The number of training steps before it.
+        state: The content of its state.json.
+    """
 
     folder: Path
     step: int
@@ -39,27 +45,37 @@ class Saved:
 
     @property
     def run(self) -> Path:
-        """The folder that it lies in."""
+        """The folder of the training run."""
         return self.folder.resolve().parent
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """What a safetensors file of it holds; empty where there is none."""
+        """Load the tensors in its file ``name``.safetensors; an empty dictionary if there is no such file."""
         file = self.folder / f"{name}.safetensors"
         return load_file(file) if file.is_file() else {}
 
 
 def listed(out: Path) -> list[tuple[int, Path]]:
-    """(step, folder) of everything named like a checkpoint, oldest first; one that was being replaced counts where the
-    new one is not there."""
+    """List the step and the folder of everything that is named like a checkpoint, oldest first.
+
+    A checkpoint that was about to be replaced counts if the new one is missing.
+
+    Args:
+        out: The folder of a training run; the list is empty if it does not exist.
+    """
     if not out.is_dir():
         return []
-    paths = sorted(out.iterdir(), key=lambda path: path.name)  # those being replaced before the others
-    found = {int(match[1]): path for path in paths if (match := _NAME.fullmatch(path.name))}
-    return sorted(found.items())
+    paths = sorted(out.iterdir(), key=lambda path: path.name)  # the replaced ones come first
+    folders = {int(match[1]): path for path in paths if (match := _NAME.fullmatch(path.name))}
+    return sorted(folders.items())
 
 
 def check(folder: Path) -> Saved:
-    """The checkpoint in ``folder``, if every file is there, complete and unchanged."""
+    """Read the checkpoint in ``folder``, whose files must all be there, complete and unchanged.
+
+    Raises:
+        UnreadableError: If a file cannot be read for want of permission.
+        LeadlineError: If the checkpoint is damaged.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         for name, expected in manifest["files"].items():
@@ -85,7 +101,11 @@ def check(folder: Path) -> Saved:
 
 
 def newest(out: Path) -> Saved | None:
-    """The newest checkpoint that is whole. One that may not be read is an error: an older one would be no better."""
+    """Return the newest checkpoint of a run that is not damaged, or None if there is none.
+
+    Raises:
+        UnreadableError: If there is no permission to read one. An older one would hide that.
+    """
     for _, folder in reversed(listed(out)):
         try:
             return check(folder)
@@ -97,7 +117,18 @@ def newest(out: Path) -> Saved | None:
 
 
 def find_checkpoint(out: str | os.PathLike[str], which: Literal["best", "last"] = "best") -> Saved | None:
-    """The best checkpoint of a run by its evaluation, or the last one; the last where none was evaluated."""
+    """Return a checkpoint of a training run, with a warning for each damaged one that was skipped.
+
+    Args:
+        out: The folder of the run.
+        which: The "best" checkpoint by its evaluation or the "last" one, which is also taken if none was evaluated.
+
+    Returns:
+        The checkpoint, or None if the run has none that is not damaged.
+
+    Raises:
+        UnreadableError: If there is no permission to read a checkpoint.
+    """
     whole, damaged = [], []
     for _, folder in listed(Path(out)):
         try:
@@ -108,18 +139,23 @@ def find_checkpoint(out: str | os.PathLike[str], which: Literal["best", "last"] 
             damaged.append(f"{folder.name} is damaged ({error})")
     if not whole:
         return None
-    found = (best_of(whole) if which == "best" else None) or whole[-1]
+    checkpoint = (best_of(whole) if which == "best" else None) or whole[-1]
     for line in damaged:
-        warnings.warn(f"{line}; {found.folder} is taken", stacklevel=2)
-    return found
+        warnings.warn(f"{line}; {checkpoint.folder} is taken", stacklevel=2)
+    return checkpoint
 
 
 def best_of(saved: list[Saved]) -> Saved | None:
-    """By ``score`` in state.json, where more is better; of equals the earliest."""
+    """Return the checkpoint with the highest ``score`` in its state.json, the earliest of equals.
+
+    Returns:
+        None if no checkpoint has a score.
+    """
     scored = [one for one in saved if one.state.get("score") is not None]
     return max(scored, key=lambda one: (one.state["score"], -one.step), default=None)
 
 
 def digest(file: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

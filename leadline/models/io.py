@@ -1,16 +1,16 @@
-"""Reading back what ``Model.save`` wrote, by itself or as a checkpoint of a run."""
+"""Loading our own models from the folders of ``Model.save`` and of training runs."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from leadline.errors import LeadlineError, unknown_name
 from leadline.models.base import CONFIG_FILE, WEIGHTS_FILE, Model
@@ -18,23 +18,25 @@ from leadline.models.checkpoints import MANIFEST, check, find_checkpoint, listed
 from leadline.models.registry import FAMILIES, make_config
 
 
-def load(folder: str | os.PathLike[str]) -> nn.Module:
-    """The model saved in ``folder``, ours or a cured one of transformers, on the CPU, in evaluation mode.
+def load_model(folder: Path) -> Model:
+    """Load one of our own models from the folder that ``Model.save`` wrote.
 
-    ``folder`` may also be that of a training run, see ``model_folder``.
+    Args:
+        folder: The folder with the model itself, such as ``model_folder`` returns.
+
+    Returns:
+        The model on the CPU, in evaluation mode.
+
+    Raises:
+        LeadlineError: If the model is not ours, or a file is missing, damaged or unreadable.
     """
-    source = model_folder(folder)
-    description = _read_description(source)
-    if isinstance(description["leadline"], dict):  # a cured model of transformers; ours has its version there
-        from leadline.curing import load_cured
-
-        return load_cured(source).eval()
+    description = _read_description(folder)
     if not isinstance(description["family"], str) or description["family"] not in FAMILIES:
-        raise unknown_name(f"model family in {source / CONFIG_FILE}", description["family"], FAMILIES)
+        raise unknown_name(f"model family in {folder / CONFIG_FILE}", description["family"], FAMILIES)
     family = FAMILIES[description["family"]]
     with torch.device("meta"):
         model = family(make_config(family, description["config"]))
-    weights = source / WEIGHTS_FILE
+    weights = folder / WEIGHTS_FILE
     if not weights.is_file():
         raise LeadlineError(f"{weights} is missing; save the model again")
     try:
@@ -48,10 +50,15 @@ def load(folder: str | os.PathLike[str]) -> nn.Module:
 
 
 def model_folder(folder: str | os.PathLike[str], which: Literal["best", "last"] = "best") -> Path:
-    """Where the model is: ``folder`` itself, or a checkpoint of the run whose folder it is.
+    """Return the folder with the model: ``folder`` itself, or a checkpoint if it is the folder of a training run.
 
-    Of a run that is the best checkpoint by its evaluation, the last one where none was evaluated, and there the
-    averaged weights if the run has them.
+    Args:
+        folder: The folder of a model, of a checkpoint or of a training run.
+        which: Of a run, the "best" checkpoint by its evaluation, or the "last" one, which is also taken if none was
+            evaluated. If the checkpoint has averaged weights, these are taken.
+
+    Raises:
+        LeadlineError: If there is no model in the folder, or its checkpoint is damaged.
     """
     source = Path(folder)
     if (source / CONFIG_FILE).is_file():
@@ -63,21 +70,27 @@ def model_folder(folder: str | os.PathLike[str], which: Literal["best", "last"] 
     saved = find_checkpoint(source, which)
     if saved is None:
         nothing = f"neither a model (it has no {CONFIG_FILE}) nor a checkpoint of a run"
-        found = "damaged checkpoints only" if listed(source) else nothing
-        raise LeadlineError(f"{source} holds {found}; give the folder of a model or of a run")
+        content = "damaged checkpoints only" if listed(source) else nothing
+        raise LeadlineError(f"{source} holds {content}; give the folder of a model or of a run")
     if not (saved.folder / CONFIG_FILE).is_file():
         raise LeadlineError(f"{saved.folder} has no {CONFIG_FILE}: its model is not ours, load it where it was made")
     return averaged(saved.folder)
 
 
 def averaged(folder: Path) -> Path:
-    """The averaged weights of a checkpoint where it has them, else the checkpoint itself."""
+    """Return the folder with the averaged weights of a checkpoint, or the checkpoint itself if it has none."""
     inside = folder / "ema"
     return inside if (inside / CONFIG_FILE).is_file() else folder
 
 
 def fill(model: Model, tensors: dict[str, Tensor], origin: str) -> None:
-    """Give a model built on the meta device its weights; every name and shape must agree."""
+    """Give a model that was built on the meta device its weights.
+
+    Args:
+        model: The model; its parameters are replaced.
+        tensors: The weights by name; every name and shape must agree.
+        origin: Where the weights come from, for the error message.
+    """
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     wrong = [f"lacks {name}" for name in expected if name not in tensors]
     wrong += [f"has {name}, for which this model has no place" for name in tensors if name not in expected]
@@ -92,15 +105,21 @@ def fill(model: Model, tensors: dict[str, Tensor], origin: str) -> None:
     model.load_state_dict(tensors, assign=True)
 
 
-def _read_description(folder: Path) -> dict:
+def read_config(folder: Path) -> Any:
+    """Return the content of the config.json of a model, ours or that of another library."""
     file = folder / CONFIG_FILE
     try:
-        description = json.loads(file.read_text())
+        return json.loads(file.read_text())
     except ValueError as error:
         raise LeadlineError(f"{file} is not JSON ({error}); it is damaged, save the model again") from error
-    cured = isinstance(description, dict) and isinstance(description.get("leadline"), dict)
-    if not cured and not (isinstance(description, dict) and {"leadline", "family", "config"} <= description.keys()):
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    """The content of our config.json: the version of Leadline, the family and its configuration."""
+    description = read_config(folder)
+    if not isinstance(description, dict) or not {"leadline", "family", "config"} <= description.keys():
         raise LeadlineError(
-            f"{file} is not Leadline's; load the model with the library that wrote it and call leadline.convert"
+            f"{folder / CONFIG_FILE} is not Leadline's; load the model with the library that wrote it and call "
+            "leadline.convert"
         )
     return description

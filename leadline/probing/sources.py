@@ -221,7 +221,8 @@ def _from_file(spec: str, depth: int | None) -> tuple[nn.Module, Any]:
 
 
 def _from_folder(given: Path, spec: str | None) -> tuple[nn.Module, Any]:
-    from leadline.models.io import load, model_folder
+    from leadline.loading import load
+    from leadline.models.io import model_folder
 
     folder = model_folder(given)
     try:

@@ -14,8 +14,9 @@ from torch import nn
 
 from leadline.data.text.tokenizers import FILE, Tokenizer, load_tokenizer, tokenizer_home
 from leadline.errors import LeadlineError, need
+from leadline.loading import load
 from leadline.machine import choose_device
-from leadline.models import TransformerXL, convert, load
+from leadline.models import TransformerXL, convert
 from leadline.models.base import CONFIG_FILE
 from leadline.models.decoder import Decoder
 from leadline.models.generation import stream_tokens

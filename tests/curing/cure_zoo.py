@@ -1,4 +1,4 @@
-"""Small models of others, lively enough that no mistake hides behind a zero or a one."""
+"""Small models of other libraries, with random weights everywhere, so that no weight of 0 or 1 hides a mistake."""
 
 import timm
 import torch

@@ -50,7 +50,7 @@ def test_equals_convert(make, strengths):
 
 @pytest.mark.parametrize("make", [zoo.gpt2, zoo.bert, zoo.vit, zoo.timm_vit])
 def test_layers_left_out_are_plain(make):
-    """Layer 3 starts afresh, since the layer before it is not cured."""
+    """Layer 3 starts without carried scores, since the layer before it is not cured."""
     theirs, inputs = make(), zoo.inputs_for(make)
     ours = ours_with(theirs, {"alpha": 0.4, "alpha_prime": 0.6})
     for i in (0, 2):
@@ -62,7 +62,7 @@ def test_layers_left_out_are_plain(make):
 
 
 def test_albert_counts_its_calls():
-    """The layers of ALBERT are one module; a cure of some of them must tell the calls apart."""
+    """The layers of ALBERT are one module; a cure of some of them must count the calls."""
     theirs, inputs = zoo.albert(), zoo.inputs_for(zoo.albert)
     ours = ours_with(theirs, {"alpha": 0.4, "alpha_prime": 0.6})
     x, _ = ours.embed(inputs["input_ids"])
@@ -142,7 +142,7 @@ def test_equals_a_literal_computation(name, monkeypatch):
 
 
 def test_a_sliding_window_is_honoured():
-    """With a window of 2 a layer carries token 1 one place on: after 4 layers it has reached token 5 and no further."""
+    """With a window of 2, each layer moves information one place on: token 1 reaches token 5 after 4 layers."""
     model = cure(zoo.mistral(sliding_window=2, num_hidden_layers=4), alpha=0.3, alpha_prime=0.6)
     ids = torch.randint(3, 31, (1, 9))
     other = ids.clone()

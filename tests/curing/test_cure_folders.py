@@ -125,13 +125,13 @@ def test_cure_folder_of_our_own_model(tmp_path):
     cure_folder(tmp_path / "plain", tmp_path / "cured", **ALL)
     ids = torch.randint(31, (2, 7))
     assert not is_cured_folder(tmp_path / "cured")  # leadline.load reads it as any model of ours
-    assert torch.equal(ll.models.load(tmp_path / "cured")(ids), cure(model, **ALL)(ids))
+    assert torch.equal(ll.load(tmp_path / "cured")(ids), cure(model, **ALL)(ids))
 
 
 def test_cure_folder_leaves_what_is_not_given(tmp_path):
     options = {"dim": 8, "heads": 2, "depth": 2, "vocab_size": 31, "max_tokens": 9, "attention": "hopfield"}
     ll.create_model("gpt2_small", **options, start="scores").save(tmp_path / "plain")
-    assert ll.models.load(cure_folder(tmp_path / "plain", tmp_path / "cured", alpha=0.2)).config.start == "scores"
+    assert ll.load(cure_folder(tmp_path / "plain", tmp_path / "cured", alpha=0.2)).config.start == "scores"
 
 
 @pytest.mark.parametrize("ours", [True, False])

@@ -81,7 +81,7 @@ def test_a_cache_in_pieces(make):
 @pytest.mark.parametrize("site", SITES)
 @torch.no_grad()
 def test_sums_follow_the_cache(site):
-    """Reordered, selected, repeated and copied caches go on as the texts they stand for."""
+    """Reordered, selected, repeated and copied caches continue like the texts that they hold."""
     model = cure(zoo.gpt2(), de_escalation=0.9, de_escalation_at=site)
     ids, more = torch.randint(3, 31, (3, 6)), torch.randint(3, 31, (2, 2))
     rows = torch.tensor([2, 0])

@@ -148,7 +148,7 @@ def test_ramp_of_our_own_model(tmp_path):
     assert torch.equal(model(ids), plain)
     ramp.step()
     model.save(tmp_path)
-    half_way = ll.models.load(tmp_path)
+    half_way = ll.load(tmp_path)
     assert half_way.config.strengths == (0.2, 0.3)
     assert torch.equal(half_way(ids), model(ids))
 
@@ -163,7 +163,7 @@ def test_ramp_refuses():
 
 
 class LoRA(nn.Module):
-    """What PEFT puts in a linear map's place."""
+    """A low-rank adapter as PEFT puts it in the place of a linear map."""
 
     def __init__(self, base):
         super().__init__()
@@ -231,10 +231,10 @@ def test_compiled_equals_eager(make):
     full = make is not zoo.gpt2  # a cache that takes up sums breaks the graph
     compiled = torch.compile(model, backend="aot_eager", fullgraph=full)
     assert (zoo.result(compiled, inputs) - want).abs().max() <= 1e-5
-    found = {name.removeprefix("_orig_mod."): g for name, g in zoo.gradients(compiled, inputs).items()}
-    unused = {name for name in found if name not in gradients}  # compiled code gives zeros instead of nothing
-    assert all("pooler" in name and not found.pop(name).any() for name in unused)
-    assert largest_error(found, gradients) <= 1e-5
+    got = {name.removeprefix("_orig_mod."): g for name, g in zoo.gradients(compiled, inputs).items()}
+    unused = {name for name in got if name not in gradients}  # compiled code gives zeros instead of nothing
+    assert all("pooler" in name and not got.pop(name).any() for name in unused)
+    assert largest_error(got, gradients) <= 1e-5
     with pytest.raises(LeadlineError, match="cure it first, then compile"):
         cure(compiled, **ALL)
 
@@ -245,15 +245,15 @@ def test_distributed(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         parallel = nn.parallel.DistributedDataParallel(model)
-        found = {name.removeprefix("module."): g for name, g in zoo.gradients(parallel, inputs).items()}
+        got = {name.removeprefix("module."): g for name, g in zoo.gradients(parallel, inputs).items()}
     finally:
         dist.destroy_process_group()
-    assert largest_error(found, plain) <= 1e-5
+    assert largest_error(got, plain) <= 1e-5
 
 
 @pytest.mark.parametrize("make", [zoo.gpt2, zoo.bert])
 def test_device_map(make, tmp_path):
-    """Layers whose weights live on disk and are fetched for their turn, by accelerate's own hooks."""
+    """Layers whose weights lie on disk, and are loaded by the hooks of accelerate when the layer runs."""
     accelerate = pytest.importorskip("accelerate")
     model, inputs = make(), zoo.inputs_for(make)
     want = zoo.result(cure(copy.deepcopy(model), **ALL), inputs)

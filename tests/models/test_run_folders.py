@@ -1,4 +1,4 @@
-"""The folder of a training run in place of a model's: load, probe, cure and generate take its best whole checkpoint."""
+"""Load, probe, cure and generate take the best checkpoint of a training run whose folder they get."""
 
 import json
 
@@ -22,7 +22,7 @@ def build(seed):
 
 
 def run_of(out, steps, averages=False):
-    """A run with a checkpoint a step, the one before the last being the best by its evaluation."""
+    """A run with a checkpoint per step; the one before the last is the best by its evaluation."""
     for step in steps:
 
         def write(folder, step=step):
@@ -36,8 +36,8 @@ def run_of(out, steps, averages=False):
     return out
 
 
-def is_model(found, seed):
-    return torch.equal(found.token.weight, build(seed).token.weight)
+def is_model(model, seed):
+    return torch.equal(model.token.weight, build(seed).token.weight)
 
 
 READERS = {
@@ -80,7 +80,7 @@ def test_a_checkpoint_is_loaded_as_it_is_and_the_last_may_be_asked_for(tmp_path)
 
 @pytest.mark.parametrize("place", [".", "step-000002", "step-000002/ema"])
 def test_the_tokenizer_is_found_above(place, tmp_path, monkeypatch):
-    """From wherever the command is given, and a cure takes it along."""
+    """The folder above is searched, and a cure copies the tokenizer."""
     run = run_of(tmp_path / "run", (1, 2), averages=True)
     monkeypatch.chdir(run / place)
     assert open_language_model(".", "cpu")[1].kind == "byte"

@@ -1,1 +1,1 @@
-"""Cures for models of transformers."""
+"""The cure of transformers models: its hooks, and the folders of cured models."""

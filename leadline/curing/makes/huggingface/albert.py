@@ -1,4 +1,4 @@
-"""ALBERT's attention adds the skip and applies the norm in one breath: alpha must act between the two."""
+"""The attention of ALBERT with a cure: alpha acts before the skip and the norm."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.albert.modeling_albert import AlbertAttention, eager_attention_forward
 
-from leadline.curing.plan import KEY, Slot
+from leadline.curing.carrier import Slot
+from leadline.curing.makes.huggingface.attention import KEY
 
 
 class CuredAlbertAttention(AlbertAttention):
     """transformers' AlbertAttention with LN(x + (alpha x + (1 - alpha) branch)) instead of LN(x + branch)."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, Any]:
+        """hidden_states (B, N, d) -> (B, N, d) and the weights, if asked for; the slot comes in ``kwargs``."""
         slot: Slot = kwargs[KEY]
         shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
         q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.query, self.key, self.value))

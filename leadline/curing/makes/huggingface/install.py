@@ -1,9 +1,9 @@
-"""Putting a cure into a transformers model, and taking it out."""
+"""Put a cure into a transformers model by hooks, and take it out."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -11,106 +11,131 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 import leadline
+from leadline.curing.carrier import Plan
 from leadline.curing.makes.huggingface import attention, hooks
+from leadline.curing.makes.huggingface.attention import KEY
 from leadline.curing.makes.huggingface.families import (
+    FAMILIES,
     Family,
     block_modules,
     check_support,
     count_layers,
-    find_base,
     position_of,
 )
-from leadline.curing.plan import KEY, Plan, choose_layers
+from leadline.curing.strengths import Strengths
+from leadline.errors import LeadlineError
 
-PLACE = "_leadline_cure"  # attribute of a cured base model
-
-# A fusion that transformers does not know: its from_pretrained stops there, whatever else it is told, with this text.
-# Nothing else would: a class only warns of a foreign model_type, passes over auto_map, drops transformers_weights.
+# The name of a fusion that transformers does not know. It makes from_pretrained stop with this text, whatever its other
+# arguments are. Nothing else does: a class only warns of another model_type, and ignores auto_map and
+# transformers_weights.
 UNKNOWN_FUSION = "cured by Leadline, load this folder with leadline.load"
 
 
 @dataclass
-class Cure:
-    """What was done, kept with the base model so that it can be undone."""
+class HuggingFaceCure:
+    """The cure of a transformers model, with what is needed to undo it.
+
+    Attributes:
+        plan: What the cure does.
+        config: The model's configuration, a copy of its own.
+        implementation: The attention function before the cure.
+        handles: The hooks.
+        swapped: Modules whose class was replaced, and the class before.
+    """
 
     plan: Plan
-    handles: list[RemovableHandle]
-    swapped: list[tuple[nn.Module, type]]
     config: Any
+    implementation: str | None
+    handles: list[RemovableHandle] = field(default_factory=list)
+    swapped: list[tuple[nn.Module, type]] = field(default_factory=list)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A cured model that was pickled may wake up in a process where transformers does not know our attention."""
+        """Restore a pickled cure, perhaps in a process where transformers does not know our attention yet."""
         self.__dict__.update(state)
         if self.plan.carries:
             attention.register()
 
-    def record(self) -> None:
-        """Write the strengths into the configuration.
+    @property
+    def strengths(self) -> Strengths:
+        """The strengths in force."""
+        return self.plan.strengths
 
-        The saved configuration stops plain transformers twice, instead of loading the model without its cure: it
-        asks for a fusion that does not exist, and for an attention function that only this package brings.
+    def set_strengths(self, alpha: float, alpha_prime: float) -> None:
+        """Change alpha and alpha', in the configuration too."""
+        self.plan.alpha, self.plan.alpha_prime = alpha, alpha_prime
+        self.write_config()
+
+    def remove(self) -> None:
+        """Take out the hooks, and restore the classes and the configuration."""
+        for handle in self.handles:
+            handle.remove()
+        for module, kind in self.swapped:
+            module.__class__ = kind
+        self.config._attn_implementation_internal = self.implementation
+        forget(self.config.__dict__)
+
+    def write_config(self) -> None:
+        """Write the strengths into the configuration, unless all of them were 0 at the cure.
+
+        The saved configuration stops plain transformers twice, which would otherwise load the model without its cure.
+        It asks for a fusion that does not exist, and for an attention function that only Leadline has.
         """
-        plan = self.plan
+        if self.plan.idle:
+            return
         self.config.leadline = {
             "version": leadline.__version__,
-            **plan.describe(),
-            "attn_implementation": plan.implementation,
+            **asdict(self.plan.strengths),
+            "attn_implementation": self.implementation,
         }
         self.config.attn_implementation = KEY
         self.config.fusion_config = {**(getattr(self.config, "fusion_config", None) or {}), UNKNOWN_FUSION: True}
 
 
-def cured_base(model: nn.Module) -> Any | None:
-    """The base model in ``model`` that carries a cure, if any."""
-    return next((module for module in model.modules() if PLACE in module.__dict__), None)
+def find_part(model: nn.Module) -> Any | None:
+    """Return the one base model in ``model``: itself, or inside a head, an adapter or a parallel wrapper.
+
+    Returns:
+        None if there is no base model that can be cured.
+
+    Raises:
+        LeadlineError: If there are several.
+    """
+    modules = [module for module in model.modules() if type(module).__module__.startswith("transformers.")]
+    bases = [module for module in modules if type(module).__name__ in FAMILIES]
+    if len(bases) > 1:
+        names = ", ".join(type(base).__name__ for base in bases)
+        raise LeadlineError(
+            f"{type(model).__name__} holds {len(bases)} stacks of layers ({names}) and cross-attention cannot be "
+            "cured; cure one that stands alone"
+        )
+    return bases[0] if bases else None
 
 
-def install(model: nn.Module, plan: Plan, layers: Any) -> None:
-    """Cure ``model`` in place. Everything that can be refused is refused before the first change."""
-    base, family = find_base(model)
-    depth = count_layers(base, family)
-    chosen = choose_layers(layers, depth)
-    blocks = block_modules(base, family)
-    at_ffn = plan.de_escalation > 0 and plan.de_escalation_at == "ffn-input"
-    check_support(base, family, chosen, plan.carries, at_ffn)
+def install(model: nn.Module, part: Any, strengths: Strengths) -> HuggingFaceCure:
+    """Cure ``model``, whose base model is ``part``; what cannot be cured is refused before the first change."""
+    family = FAMILIES[type(part).__name__]
+    blocks = block_modules(part, family)
     kernel = blocks[0].get_submodule(family.kernel)
-    plan = replace(
-        plan,
-        layers=chosen,
-        depth=depth,
-        causal=bool(getattr(kernel, "is_causal", False)) and getattr(base.config, "is_causal", None) is not False,
-        implementation=base.config._attn_implementation,
-    )
-    config = _own_config(model, base)
-    handles: list[RemovableHandle] = []
-    swapped: list[tuple[nn.Module, type]] = []
-    if plan.mixes or plan.carries or plan.de_escalation:
-        handles += _hang(base, family, blocks, plan)
+    causal = bool(getattr(kernel, "is_causal", False)) and getattr(part.config, "is_causal", None) is not False
+    plan = Plan.of(strengths, count_layers(part, family), causal)
+    check_support(part, family, plan)
+    config = _own_config(model, part)
+    cure = HuggingFaceCure(plan, config, config._attn_implementation)
+    if plan.idle:
+        return cure
+    cure.handles += _add_hooks(part, family, blocks, plan)
     if plan.mixes and family.shared:
         from leadline.curing.makes.huggingface.albert import CuredAlbertAttention
 
         for block in blocks:
             module = block.get_submodule(family.attention)
-            swapped.append((module, type(module)))
+            cure.swapped.append((module, type(module)))
             module.__class__ = CuredAlbertAttention
     if plan.carries:
         attention.register()
         config._attn_implementation_internal = KEY
-    cure = Cure(plan, handles, swapped, config)
-    base.__dict__[PLACE] = cure
-    if handles:
-        cure.record()
-
-
-def remove(base: Any) -> None:
-    """Take the cure out again."""
-    cure: Cure = base.__dict__.pop(PLACE)
-    for handle in cure.handles:
-        handle.remove()
-    for module, kind in cure.swapped:
-        module.__class__ = kind
-    cure.config._attn_implementation_internal = cure.plan.implementation
-    forget(cure.config.__dict__)
+    cure.write_config()
+    return cure
 
 
 def forget(config: dict[str, Any]) -> None:
@@ -124,8 +149,8 @@ def forget(config: dict[str, Any]) -> None:
         config["fusion_config"] = fusions
 
 
-def _hang(base: Any, family: Family, blocks: list[Any], plan: Plan) -> list[RemovableHandle]:
-    """All the hooks. Those after a module come before others, which then see the cured output."""
+def _add_hooks(base: Any, family: Family, blocks: list[Any], plan: Plan) -> list[RemovableHandle]:
+    """Register all hooks. Those after a module run before the hooks of others, which then see the cured output."""
     places = {name: position_of(base, name) for name in ("attention_mask", "past_key_values", "position_ids")}
     cache_at = position_of(blocks[0], "past_key_values")
     start = partial(hooks.begin, plan, places, family.blocks)
@@ -153,7 +178,7 @@ def _hang(base: Any, family: Family, blocks: list[Any], plan: Plan) -> list[Remo
 
 
 def _own_config(model: nn.Module, base: Any) -> Any:
-    """A configuration of the model's own: one object may serve several models, and the others stay as they are."""
+    """Give the model a copy of its configuration, since one object may serve several models; return the copy."""
     old = base.config
     new = copy.deepcopy(old)
     for module in model.modules():

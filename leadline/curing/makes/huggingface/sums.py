@@ -1,4 +1,4 @@
-"""Causal de-escalation while decoding: the sums of the past tokens live in the cache of keys and values."""
+"""Sums of the past tokens for causal de-escalation, held in transformers' cache of keys and values."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ from torch import Tensor
 from leadline.errors import LeadlineError
 
 _PLACE = "leadline_sums"
-_KINDS: dict[type, type] = {}  # cache classes, and their subclasses that carry the sums along
+_KINDS: dict[type, type] = {}  # cache class: its subclass that holds the sums too
 
 
 class Sums:
-    """Sum (B, 1, d) and number (B, 1, 1) of the real past tokens at one layer's de-escalation."""
+    """The sum (B, 1, d) and the number (B, 1, 1) of the real past tokens where one layer is de-escalated."""
 
     def __init__(self) -> None:
         self.sum: Tensor | float = 0.0
         self.count: Tensor | float = 0.0
 
     def select(self, rows: Tensor) -> None:
+        """Keep the given rows of the batch, in their order."""
         if isinstance(self.sum, Tensor) and isinstance(self.count, Tensor):
             self.sum = self.sum.index_select(0, rows.to(self.sum.device))
             self.count = self.count.index_select(0, rows.to(self.count.device))
 
     def repeat(self, times: int) -> None:
+        """Repeat each row of the batch."""
         if isinstance(self.sum, Tensor) and isinstance(self.count, Tensor):
             self.sum, self.count = self.sum.repeat_interleave(times, 0), self.count.repeat_interleave(times, 0)
 
 
 def sums_of(cache: Any, index: int) -> Sums:
-    """The sums of layer ``index`` in a transformers cache; they follow what happens to it.
+    """Return the sums of layer ``index`` in a transformers cache.
 
-    The cache becomes one of a subclass that reorders and repeats the sums with the keys. Cropping would need
-    the sums of every earlier token, and is refused.
+    At the first call the cache gets a subclass as its class, which reorders and repeats the sums with the keys.
+    Cropping would need the sums at every earlier token, and is refused.
     """
     if not hasattr(cache, _PLACE):
         kind = type(cache)
@@ -48,7 +50,7 @@ def sums_of(cache: Any, index: int) -> Sums:
 
 
 def check_cache(cache: Any, causal: bool) -> None:
-    """Tokens that a cache already holds must have been seen by the same cure."""
+    """Refuse a cache with tokens that did not pass through this de-escalation."""
     if cache is None or hasattr(cache, _PLACE) or not int(cache.get_seq_length()):
         return
     if causal:
@@ -59,7 +61,7 @@ def check_cache(cache: Any, causal: bool) -> None:
 
 
 def _with_sums(kind: type) -> type:
-    """A subclass of a cache class that carries the sums along."""
+    """Build a subclass of a cache class that changes the sums with the keys."""
 
     def reorder_cache(self: Any, beam_idx: Tensor) -> Any:
         for sums in getattr(self, _PLACE).values():
