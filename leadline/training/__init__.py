@@ -10,12 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _WHERE = {
-    "Recipe": "training.recipe",
+    "Recipe": "training.recipe.recipe",
     "Stopped": "errors",
     "find_checkpoint": "models.checkpoints",
-    "load_recipe": "training.recipe",
-    "parse_recipe": "training.recipe",
-    "train": "training.engine",
+    "load_recipe": "training.recipe.recipe",
+    "parse_recipe": "training.recipe.recipe",
+    "train": "training.loop",
 }
 
 __all__ = ["Recipe", "Stopped", "find_checkpoint", "load_recipe", "parse_recipe", "train"]
@@ -23,7 +23,7 @@ __all__ = ["Recipe", "Stopped", "find_checkpoint", "load_recipe", "parse_recipe"
 if TYPE_CHECKING:
     from leadline.errors import Stopped
     from leadline.models.checkpoints import find_checkpoint
-    from leadline.training.engine import train
+    from leadline.training.loop import train
     from leadline.training.recipe.recipe import Recipe, load_recipe, parse_recipe
 
 

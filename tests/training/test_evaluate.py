@@ -15,8 +15,8 @@ from leadline.curing import cure_folder
 from leadline.errors import LeadlineError
 from leadline.models.checkpoints import find_checkpoint
 from leadline.probing import DepthReport
-from leadline.training.engine import train
 from leadline.training.evaluate import evaluate, recipe_of
+from leadline.training.loop import train
 from leadline.training.recipe.recipe import parse_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -14,8 +14,8 @@ from torch import nn
 
 from leadline.data.images.digits import load_digits
 from leadline.errors import LeadlineError
-from leadline.training.engine import train
 from leadline.training.evaluate import evaluate
+from leadline.training.loop import train
 from leadline.training.recipe.recipe import parse_recipe
 from leadline.training.tasks import build_task
 
