@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from leadline.errors import Stopped
     from leadline.models.checkpoints import find_checkpoint
     from leadline.training.engine import train
-    from leadline.training.recipe.recipe import Recipe, load_recipe, parse_recipe
+    from leadline.training.recipe import Recipe, load_recipe, parse_recipe
 
 
 def __getattr__(name: str) -> Any:

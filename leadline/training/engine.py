@@ -29,8 +29,7 @@ from leadline.probing.watch import Watcher
 from leadline.training.distributed import Processes, Weights, check_same_data, ignored_precision, join, replicate, shard
 from leadline.training.divergence import diagnose
 from leadline.training.graph import GraphStep
-from leadline.training.recipe.recipe import Recipe
-from leadline.training.recipe.section import Span
+from leadline.training.recipe import Recipe, Span
 from leadline.training.run_folder import checkpoint, state
 from leadline.training.run_folder.folder import FULL, SUMMARY, alone, claim, owner, read_summary, write_summary
 from leadline.training.run_folder.logs import PROBE, Listener, Logs, preparing

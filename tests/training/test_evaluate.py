@@ -17,7 +17,7 @@ from leadline.models.checkpoints import find_checkpoint
 from leadline.probing import DepthReport
 from leadline.training.engine import train
 from leadline.training.evaluate import evaluate, recipe_of
-from leadline.training.recipe.recipe import parse_recipe
+from leadline.training.recipe import parse_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TREE = {

@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 import leadline
 from leadline.errors import LeadlineError, Stopped
@@ -38,12 +37,10 @@ from leadline.papers.shared.entry import Context
 from leadline.probing import DepthReport, probe
 from leadline.report.layers import LayerFigures
 from leadline.training.engine import train
-from leadline.training.recipe.recipe import Recipe, parse_recipe
+from leadline.training.recipe import Recipe, parse_recipe
 from leadline.training.run_folder.logs import EVALUATION, PROBE, TRAINING
 from leadline.training.stop import StopRequest
-from leadline.training.tasks import build_task
-from leadline.training.tasks.language import LanguageTask, TextData
-from leadline.training.tasks.vision import VisionTask
+from leadline.training.tasks import build_task, task_of
 
 RUNS, WORK = "runs", "work"  # folders below ``Context.out``
 _POINTS = 150  # of a curve, at most
@@ -249,8 +246,7 @@ def _train(recipe: Recipe, file: Path, probed: int, device: str) -> dict[str, An
         if not str(stopped).startswith("diverged"):
             raise LeadlineError(str(stopped)) from stopped
         diverged, summary = str(stopped).partition(";")[0], {}
-    # images are few and small: on the CPU, so that another run may have the GPU meanwhile
-    where = torch.device(device if isinstance(recipe.data, TextData) else "cpu")
+    where = torch.device("cpu" if task_of(type(recipe.data)).probed_on_cpu else device)
     training = _curve(work / TRAINING)
     speeds = [row["samples_per_second"] for row in training]
     record = {
@@ -279,15 +275,8 @@ def _probe(recipe: Recipe, work: Path, count: int, device: torch.device) -> str:
     saved = find_checkpoint(work, "last")
     assert saved is not None
     model = leadline.load(saved.folder).to(device)
-    report = probe(model, _inputs(recipe, device, count), trials=False)
+    report = probe(model, build_task(recipe, device).samples(count), trials=False)
     return json.dumps(json.loads(report.to_json()))  # without its line breaks
-
-
-def _inputs(recipe: Recipe, device: torch.device, count: int) -> Tensor:
-    """The first test images, or stretches of the validation text."""
-    if isinstance(recipe.data, TextData):
-        return LanguageTask(recipe, device).windows(count)
-    return VisionTask(recipe, device).images(count)
 
 
 def _strengths(work: Path) -> dict[str, list[float]]:
