@@ -1,4 +1,4 @@
-"""Configurations of the model families. They load without torch, so that recipes can be checked quickly."""
+"""Configurations of the model families. They load without torch, since recipes are checked with them."""
 
 from __future__ import annotations
 

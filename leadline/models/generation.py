@@ -1,4 +1,4 @@
-"""Text generation token by token, greedy or sampled, with a decoder's cache or a Transformer-XL's memory."""
+"""Text generation token by token, greedy or sampled, with a cache or Transformer-XL's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LLaMA (Touvron et al., 2023): a pre-norm decoder with RMSNorm, SwiGLU, rotary positions and grouped queries."""
+"""LLaMA (Touvron et al., 2023): a pre-norm decoder with RMSNorm, SwiGLU, rotary positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of model names: the configuration, settings and description of each. It loads without torch."""
+"""Names of models, with the configuration and settings of each. It loads without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transformer-XL (Dai et al., 2019): relative positions, a memory of earlier segments, a tied adaptive softmax."""
+"""Transformer-XL (Dai et al., 2019): relative positions, a memory, a tied adaptive softmax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of a language model on a text: nats per token, perplexity per token and per word, bits per byte."""
+"""Scores of a language model on a text: loss, perplexity per token and word, bits per byte."""
 
 from __future__ import annotations
 

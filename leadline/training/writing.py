@@ -1,4 +1,4 @@
-"""``leadline generate``: a language model and its tokenizer from a folder, and text that it writes piece by piece."""
+"""``leadline generate``: a language model and its tokenizer from a folder, and the text it writes."""
 
 from __future__ import annotations
 

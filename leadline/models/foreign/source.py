@@ -1,4 +1,4 @@
-"""``Source``: the weights of a foreign model, moved one by one to our names, so that none is left out."""
+"""``Source``: the weights of a foreign model, moved one by one to our names."""
 
 from __future__ import annotations
 

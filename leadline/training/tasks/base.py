@@ -1,4 +1,4 @@
-"""``Task``: what the training loop and evaluations ask of a kind of data; and ``Evaluator``, for a saved model."""
+"""``Task`` and ``Evaluator``: what training and evaluations ask of a kind of data."""
 
 from __future__ import annotations
 

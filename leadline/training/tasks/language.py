@@ -1,4 +1,4 @@
-"""Language modelling: the task of training a decoder or Transformer-XL on text, and the evaluation of saved models."""
+"""Language modelling: training a decoder or Transformer-XL on text, and evaluating saved models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image classification: the task of training on labelled images, and the evaluation of saved models on them."""
+"""Image classification: training on labelled images, and evaluating saved models on them."""
 
 from __future__ import annotations
 
