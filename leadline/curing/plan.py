@@ -11,7 +11,7 @@ from torch import Tensor
 
 from leadline.errors import LeadlineError, check_choice
 from leadline.nn import DeEscalation
-from leadline.nn.block import SITES
+from leadline.nn.config import SITES
 from leadline.ops import attention_weights, hopfield_attention
 
 KEY = "leadline"  # the one keyword argument that carries the state through a model, and the key in its configuration

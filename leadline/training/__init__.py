@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 _WHERE = {
     "Diverged": "training.stop",
-    "Recipe": "training.recipe.recipe",
+    "Recipe": "training.recipe",
     "Stopped": "errors",
     "find_checkpoint": "models.checkpoints",
-    "load_recipe": "training.recipe.recipe",
-    "parse_recipe": "training.recipe.recipe",
+    "load_recipe": "training.recipe",
+    "parse_recipe": "training.recipe",
     "train": "training.loop",
 }
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from leadline.errors import Stopped
     from leadline.models.checkpoints import find_checkpoint
     from leadline.training.loop import train
-    from leadline.training.recipe.recipe import Recipe, load_recipe, parse_recipe
+    from leadline.training.recipe import Recipe, load_recipe, parse_recipe
     from leadline.training.stop import Diverged
 
 

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from leadline.anatomy.blocks import find_blocks
 from leadline.errors import LeadlineError, need
 from leadline.machine import choose_device
-from leadline.training.recipe.recipe import Recipe, differences
+from leadline.training.recipe import Recipe, differences
 
 T = TypeVar("T")
 _OWN = ("out", "device", "threads", "data.path", "data.cache", "data.workers")  # keys that may differ by process

@@ -27,7 +27,7 @@ from leadline.probing.watch import Watcher
 from leadline.training.distributed import Processes, Weights, check_same_data, ignored_precision, join, replicate, shard
 from leadline.training.divergence import diagnose
 from leadline.training.graph import GraphStep
-from leadline.training.recipe.recipe import Recipe
+from leadline.training.recipe import Recipe
 from leadline.training.run_folder import state
 from leadline.training.run_folder.checkpoint import folder_of
 from leadline.training.run_folder.folder import (

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from leadline.nn import Positions
 from leadline.training.distributed import Weights
-from leadline.training.recipe.recipe import Optimizer
+from leadline.training.recipe import Optimizer
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from leadline.errors import LeadlineError
-from leadline.training.recipe.recipe import Schedule
+from leadline.training.recipe import Schedule
 
 
 class LearningRate:

@@ -18,7 +18,7 @@ from leadline.data.base import mix_seed
 from leadline.training.copies import Copies
 from leadline.training.distributed import Processes, Weights
 from leadline.training.optimizer import make_optimizer, undecayed
-from leadline.training.recipe.recipe import Recipe
+from leadline.training.recipe import Recipe
 from leadline.training.schedule import LearningRate
 from leadline.training.tasks.base import Carry, Task
 

@@ -16,7 +16,7 @@ from leadline.errors import Stopped
 from leadline.machine import ENDING
 from leadline.models.checkpoints import find_checkpoint
 from leadline.training.distributed import Processes
-from leadline.training.recipe.recipe import Recipe
+from leadline.training.recipe import Recipe
 from leadline.training.run_folder.folder import FULL
 
 

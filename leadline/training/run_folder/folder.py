@@ -16,7 +16,7 @@ from leadline.errors import LeadlineError, Stopped
 from leadline.files import whole
 from leadline.machine import lock
 from leadline.models.checkpoints import Saved, listed, newest
-from leadline.training.recipe.recipe import Recipe, differences, of_earlier, parse_recipe
+from leadline.training.recipe import Recipe, differences, of_earlier, parse_recipe
 from leadline.training.run_folder.checkpoint import flush, set_aside, write_json
 
 RECIPE, SUMMARY = "recipe.yaml", "summary.json"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from leadline.training.recipe.recipe import Recipe, parse_recipe
+from leadline.training.recipe import Recipe, parse_recipe
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,17 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 import leadline
 from leadline.errors import LeadlineError, Stopped
 from leadline.models.checkpoints import Saved, find_checkpoint
 from leadline.probing import probe
 from leadline.training.loop import train
-from leadline.training.recipe.recipe import Recipe
+from leadline.training.recipe import Recipe
 from leadline.training.run_folder.folder import EVALUATION, PROBE, TRAINING
 from leadline.training.runs.record import curve, similarities, write
 from leadline.training.stop import Diverged, StopRequest
-from leadline.training.tasks.language import LanguageTask, TextData
-from leadline.training.tasks.vision import VisionTask
+from leadline.training.tasks import build_task, task_of
 
 _POLL = 1.0  # seconds
 
@@ -40,7 +38,7 @@ class Assignment(NamedTuple):
         recipe: What to train, in a folder of its own.
         file: Where the record goes.
         probe: How many samples to probe the trained model on; 0 for no probe.
-        device: Where to probe a language model.
+        device: Where to probe, unless the task's probes are cheap enough for the CPU.
     """
 
     recipe: Recipe
@@ -102,20 +100,11 @@ def _last(work: Path) -> Saved:
 
 def _report(saved: Saved, assignment: Assignment) -> str:
     """Probe the trained model; return the report as one line of JSON."""
-    model = leadline.load(saved.folder)
-    inputs = _samples(assignment)
-    report = probe(model.to(inputs.device), inputs, trials=False)
+    on_cpu = task_of(type(assignment.recipe.data)).probed_on_cpu
+    device = torch.device("cpu") if on_cpu else assignment.device
+    model = leadline.load(saved.folder).to(device)
+    report = probe(model, build_task(assignment.recipe, device).samples(assignment.probe), trials=False)
     return json.dumps(json.loads(report.to_json()))
-
-
-def _samples(assignment: Assignment) -> Tensor:
-    """Return the first test images, or stretches of the validation text.
-
-    Images are few and small: they stay on the CPU, so that another run may have the GPU meanwhile.
-    """
-    if isinstance(assignment.recipe.data, TextData):
-        return LanguageTask(assignment.recipe, assignment.device).windows(assignment.probe)
-    return VisionTask(assignment.recipe, torch.device("cpu")).images(assignment.probe)
 
 
 def _strengths(saved: Saved) -> dict[str, list[float]]:
