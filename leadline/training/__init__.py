@@ -1,4 +1,4 @@
-"""Training: the loop, schedules, checkpoints. What is trained on what is a recipe, a file under ``recipes/``.
+"""Training by a recipe: the loop, checkpoints and logs, tasks, and many runs at a time.
 
 Example::
 

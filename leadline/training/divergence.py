@@ -1,4 +1,4 @@
-"""The diagnosis of a divergence: repeats the failed step and names the first layer that went wrong."""
+"""Diagnosing a divergence: repeat the failed step and name the first layer that went wrong."""
 
 from __future__ import annotations
 

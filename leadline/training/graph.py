@@ -1,4 +1,4 @@
-"""The training step as one CUDA graph: the host only fills the inputs and replays the graph.
+"""The training step as one CUDA graph: the host fills the inputs and replays the graph.
 
 The first steps run as usual, on a stream of their own, until everything is compiled and allocated and shapes no longer
 change. They are steps of the training like any other. Then the step is captured once, without being run, and replayed

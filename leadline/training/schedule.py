@@ -1,4 +1,4 @@
-"""The learning rate by step: linear warm-up, a body (cosine, multi-step or constant), linear cool-down."""
+"""The learning rate by step: linear warm-up, a cosine, multi-step or constant body, cool-down."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from leadline.training.recipe import Schedule
 class LearningRate:
     """The learning rate of a run: ``rate(step)``.
 
-    The warm-up rises linearly from ``start * lr`` at step 0 to ``lr`` at its end. The body follows, one of
+    The warm-up rises linearly from ``start * lr`` at step 0 to ``lr`` at its end. The body follows, which is one of
 
         cosine       lr (final + (1 - final) (1 + cos(pi t)) / 2), t from 0 to 1 over the body
         multi_step   lr times ``factor`` for every milestone passed; milestones count from step 0
         constant     lr
 
-    The cool-down is linear from the rate at the end of the body to ``final * lr``. After a cosine this is constant at
-    the final rate, as timm's cool-down epochs are. Where warm-up and cool-down take the whole run, the cool-down starts
-    from ``lr``. A multi-step or constant schedule without a cool-down does not use ``final``.
+    The cool-down is linear from the rate at the end of the body to ``final * lr``. After a cosine it is constant at the
+    final rate, as timm's cool-down epochs are. Without a body the cool-down starts from ``lr``. A multi-step or
+    constant schedule without a cool-down does not use ``final``.
 
     Args:
         schedule: The section ``schedule`` of a recipe.

@@ -89,8 +89,8 @@ def _train_side_by_side(setting: Setting, jobs: list[Job], total: int, finish: F
                     finish(running.pop(future), future.result())
         except BrokenProcessPool as error:
             raise LeadlineError(
-                f"a training process ended by itself, perhaps for want of memory; what is finished is kept in "
-                f"{setting.records}, --jobs is {setting.jobs}, give fewer"
+                f"a training process ended by itself, perhaps for want of memory; finished runs are stored "
+                f"in {setting.records}, --jobs is {setting.jobs}, give fewer"
             ) from error
         except BaseException:
             if running:
@@ -113,6 +113,6 @@ def _late(setting: Setting) -> bool:
 
 def _time_is_up(setting: Setting, done: int, total: int) -> LeadlineError:
     return LeadlineError(
-        f"the time is up: {done} of {total} runs are finished and kept in {setting.records}; "
+        f"the time is up: {done} of {total} runs are finished and stored in {setting.records}; "
         "run the same command again to go on"
     )

@@ -1,4 +1,4 @@
-"""One run of many: train, measure, write the record; in this process or in a worker process."""
+"""One run of many, in this process or a worker process: train, measure, write the record."""
 
 from __future__ import annotations
 
