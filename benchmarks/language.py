@@ -39,7 +39,7 @@ from leadline.papers.hop.table2 import ARMS as STRENGTHS
 from leadline.papers.ours.text_depth import ARMS as NORMS
 from leadline.training import load_recipe
 from leadline.training.distributed import join
-from leadline.training.engine import prepare_step
+from leadline.training.loop import prepare_step
 from leadline.training.schedule import LearningRate
 from leadline.training.tasks import build_task
 

@@ -33,8 +33,8 @@ from leadline.machine import versions
 from leadline.papers.tse.fig6 import ARMS, ENTRY, recipe
 from leadline.training import load_recipe, parse_recipe
 from leadline.training.distributed import join
-from leadline.training.engine import prepare_step
-from leadline.training.recipe.recipe import Recipe
+from leadline.training.loop import prepare_step
+from leadline.training.recipe import Recipe
 from leadline.training.schedule import LearningRate
 from leadline.training.tasks import build_task
 

@@ -1,4 +1,4 @@
-"""What all our models share: a configuration, saving, and how a first layer's input is checked."""
+"""``Model``, the base of our models: a configuration and saving; and the check of token ids."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import leadline
 from leadline.errors import LeadlineError
 from leadline.files import save_tensors, whole
+from leadline.models.configs import ModelConfig
 from leadline.nn import BlockConfig
 
 CONFIG_FILE = "config.json"
@@ -22,20 +23,27 @@ WEIGHTS_FILE = "model.safetensors"
 
 
 class Model(nn.Module):
-    """A thin composition of the block. Subclasses name their ``family`` and their ``Config``."""
+    """Base of our models, which are thin compositions of the block. A subclass declares its ``Config``."""
 
-    family: ClassVar[str]
-    Config: ClassVar[type[BlockConfig]]
+    Config: ClassVar[type[ModelConfig]]
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.config = config
 
-    def save(self, folder: str | os.PathLike[str], weights: Mapping[str, Tensor] | None = None) -> None:
-        """Write configuration and weights into ``folder``; ``leadline.load`` reads them back.
+    @property
+    def family(self) -> str:
+        """The family of the model, such as "vit"; saved models have it in config.json."""
+        return self.Config.family
 
-        ``weights`` are written in place of the model's own, such as averaged ones. Each file is written beside its
-        final name and moved there whole.
+    def save(self, folder: str | os.PathLike[str], weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write configuration and weights into a folder; ``leadline.load`` reads them back.
+
+        A file is written under a temporary name and then renamed, so that none is ever incomplete.
+
+        Args:
+            folder: Where to write; created if it does not exist.
+            weights: Weights to write in place of the model's own, such as averaged ones.
         """
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
@@ -46,7 +54,19 @@ class Model(nn.Module):
 
 
 def check_ids(ids: Tensor, mask: Tensor | None, past: int, limit: int | None, vocab_size: int) -> None:
-    """Token ids (B, N) and their mask (B, past + N) must fit each other, the model's positions and its vocabulary."""
+    """Check the input of a text model.
+
+    Args:
+        ids: Token ids (B, N).
+        mask: (B, past + N), True for a real token, or None.
+        past: Number of cached tokens before the ids.
+        limit: Number of positions that the model has. None: any.
+        vocab_size: Size of the model's vocabulary.
+
+    Raises:
+        LeadlineError: The ids are not integers of that shape, lie outside the vocabulary, or are too many;
+            or the mask does not fit them.
+    """
     if ids.ndim != 2 or 0 in ids.shape or ids.is_floating_point():
         raise LeadlineError(f"ids are {ids.dtype} of shape {tuple(ids.shape)}; they must be integers (batch, tokens)")
     if ids.device.type == "cpu" and not torch.compiler.is_compiling():  # a GPU would have to be waited for

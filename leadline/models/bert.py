@@ -1,48 +1,26 @@
 """BERT (Devlin et al., 2019): a post-norm encoder with learned positions.
 
-ALBERT (Lan et al., 2020) is one of its forms: one block for all layers, and narrow embeddings.
+ALBERT (Lan et al., 2020) is a variant of it: one block shared by all layers, and narrow embeddings.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from leadline.errors import LeadlineError
 from leadline.models.base import Model, check_ids
+from leadline.models.configs import BertConfig, ModelConfig
 from leadline.models.init import init_weights
-from leadline.nn import BlockConfig, Positions, TransformerStack
+from leadline.nn import Positions, TransformerStack
 from leadline.nn.layers import make_norm
 
 
-@dataclass(frozen=True, kw_only=True)
-class BertConfig(BlockConfig):
-    vocab_size: int = 30522
-    max_tokens: int = 512
-    token_types: int = 2  # 0: no token types
-    embedding_dim: int | None = None  # None: dim; else a linear map leads from it to dim (ALBERT)
-    norm: str = "post"
-    norm_eps: float = 1e-12
-    positions: str = "learned"  # "learned", "sinusoidal", "rotary" or "none"
-    embedding_dropout: float = 0.0
-    init: str = "normal"
-
-    from_zero: ClassVar[tuple[str, ...]] = (*BlockConfig.from_zero, "token_types")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.causal:
-            raise LeadlineError("causal is True; an encoder looks at all of the text (for a decoder see gpt2_small)")
-
-
 class Bert(Model):
-    """``model(ids (B, N), mask=None) -> last hidden state (B, N, d)``."""
+    """A text encoder: ``model(ids (B, N), mask=None) -> last hidden state (B, N, d)``."""
 
-    family: ClassVar[str] = "bert"
-    Config: ClassVar[type[BlockConfig]] = BertConfig
+    Config: ClassVar[type[ModelConfig]] = BertConfig
     config: BertConfig
 
     def __init__(self, config: BertConfig) -> None:
@@ -62,7 +40,7 @@ class Bert(Model):
     def embed(
         self, ids: Tensor, types: Tensor | None = None, positions: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """(B, N) -> what enters the first block: tokens (B, N, d) and rotary angles."""
+        """Compute what enters the first block from ids (B, N): tokens (B, N, d) and the rotary angles, if any."""
         if positions is None:
             positions = torch.arange(ids.shape[1], device=ids.device)
         x = self.token(ids)
@@ -79,7 +57,17 @@ class Bert(Model):
         types: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """mask (B, N), True = a real token; types (B, N) are the sentences, 0 unless given."""
+        """Encode a batch of texts.
+
+        Args:
+            ids: Token ids (B, N).
+            mask: (B, N), True for a real token. None: every token is real.
+            types: Token types (B, N), the number of the sentence. None: 0 for all.
+            positions: (N,) or (B, N). None: 0, 1, 2, ...
+
+        Returns:
+            The last hidden state (B, N, d).
+        """
         check_ids(ids, mask, 0, self.positions.limit, self.config.vocab_size)
         x, rope = self.embed(ids, types, positions)
         return self.norm(self.blocks(x, mask, rope=rope))

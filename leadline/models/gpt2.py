@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from leadline.models.decoder import Decoder, DecoderConfig
-from leadline.nn import BlockConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class GPT2Config(DecoderConfig):
-    mlp: str = "gelu_tanh"
-    norm_eps: float = 1e-5
+from leadline.models.configs import GPT2Config, ModelConfig
+from leadline.models.decoder import Decoder
 
 
 class GPT2(Decoder):
-    family: ClassVar[str] = "gpt2"
-    Config: ClassVar[type[BlockConfig]] = GPT2Config
+    """GPT-2, see ``Decoder``; the options are in ``GPT2Config``."""
+
+    Config: ClassVar[type[ModelConfig]] = GPT2Config

@@ -11,15 +11,24 @@ INITS = ("normal", "trunc_normal", "xavier", "xavier_fused", "torch")
 
 
 def init_weights(model: nn.Module, kind: str, std: float = 0.02, depth: int | None = None) -> None:
-    """Initialise linear maps, convolutions and embeddings; biases become 0.
+    """Initialise linear maps, convolutions and embeddings in place; biases become 0.
 
-    normal, trunc_normal   with standard deviation ``std`` (GPT-2 and BERT; timm's ViT)
-    xavier                 Xavier-uniform, queries, keys and values each a matrix of its own
-    xavier_fused           Xavier-uniform, queries, keys and values drawn as one 3d x d matrix: smaller entries
-    torch                  what torch gives by itself
+    The kinds are:
 
-    Embeddings, patches and positions have no Xavier form here: with both Xavier kinds they are normal.
-    With a ``depth`` what feeds the skip connections is divided by sqrt(2 depth), as GPT-2 does.
+    - ``normal``: normal with standard deviation ``std``, as GPT-2 and BERT.
+    - ``trunc_normal``: truncated normal with standard deviation ``std``, as timm's ViT.
+    - ``xavier``: Xavier-uniform, with queries, keys and values each as a matrix of its own.
+    - ``xavier_fused``: Xavier-uniform, with queries, keys and values as one 3d x d matrix: smaller entries.
+    - ``torch``: torch's own initialisation.
+
+    Embeddings, patches and positions are normal with both Xavier kinds.
+
+    Args:
+        model: The model to initialise.
+        kind: One of ``INITS``.
+        std: Standard deviation of the normal kinds.
+        depth: Number of layers. With it, the standard deviation of the linear maps that write into the skip
+            connections is divided by sqrt(2 depth), as in GPT-2.
     """
     check_choice("init", kind, INITS)
     if kind == "torch":

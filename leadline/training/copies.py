@@ -1,8 +1,8 @@
-"""Half-precision copies of the weights, for a whole step at a time.
+"""Half-precision copies of the weights, cast for a whole step at a time.
 
-Under autocast every linear map casts its weights, and its backward pass casts their gradients back: twenty tiny kernels
-a block, a third of all that it launches. Here all weights are cast by a few large kernels before the
-forward pass, and all gradients after the backward pass. The numbers are the same.
+Under autocast every linear map casts its weights, and its backward pass casts their gradients back. These are twenty
+tiny kernels a block, a third of its launches. Here a few large kernels cast all weights before the forward pass, and
+all gradients after the backward pass. The numbers are the same.
 """
 
 from __future__ import annotations
@@ -14,10 +14,17 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-CAST = (nn.Linear, nn.Conv1d, nn.Conv2d)  # what autocast runs in half precision, and nothing else uses their weights
+CAST = (nn.Linear, nn.Conv1d, nn.Conv2d)  # autocast runs these in half precision, and nothing else uses their weights
 
 
 class Copies:
+    """Copies of a model's weights in half precision.
+
+    Args:
+        model: The model.
+        dtype: The type of the copies.
+    """
+
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         owners = Counter(p for module in model.modules() for p in module._parameters.values() if p is not None)
         self.places = [
@@ -32,7 +39,7 @@ class Copies:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the model has the copies, made anew from the weights."""
+        """Update the copies from the weights and put them into the model; put the weights back at the end."""
         if self.copies:
             with torch.no_grad():
                 torch._foreach_copy_(tuple(self.copies), tuple(self.weights))
@@ -45,8 +52,8 @@ class Copies:
                 module._parameters[name] = weight
 
     @torch.no_grad()
-    def hand_over(self) -> None:
-        """The copies' gradients are added to the weights' own."""
+    def add_gradients(self) -> None:
+        """Add the copies' gradients to the weights' own, and clear them."""
         pairs = [(p, copy) for p, copy in zip(self.weights, self.copies, strict=True) if copy.grad is not None]
         if not pairs:
             return

@@ -1,4 +1,4 @@
-"""Which layer went first, when a run diverged: the bad step again, from the weights before it, with eyes open."""
+"""Diagnosing a divergence: repeat the failed step and name the first layer that went wrong."""
 
 from __future__ import annotations
 
@@ -17,46 +17,66 @@ from leadline.probing.sinks import Row, open_sinks
 from leadline.probing.watch import Watcher
 from leadline.training.step import Step
 
-OUTPUT, LOSS, WHOLE = range(3)  # what is not finite in the forward pass of a part; the worst first
+OUTPUT, LOSS, FINITE = range(3)  # what is not finite in the forward pass of a part; the first to report comes first
 
 
 @dataclass
 class Part:
-    """The forward pass over one part of the batch, on one process."""
+    """The forward pass over one part of the batch, on one process.
+
+    Attributes:
+        kind: ``OUTPUT``, ``LOSS`` or ``FINITE``.
+        place: The place of the first module with an output that is not finite, in the order of calls.
+        words: What is not finite.
+        loss: The loss.
+        rows: Figures of the layers; None for a model without blocks.
+    """
 
     kind: int
-    place: int  # in the order of calls
+    place: int
     words: str
     loss: float
-    rows: list[Row] | None  # figures of its layers; None: a model without blocks
+    rows: list[Row] | None
 
 
 def diagnose(step: Step, number: int, probe: Path) -> tuple[str, bool]:
-    """What happened at step ``number`` and where it began, in words, and whether ``probe`` has figures of the layers.
+    """Repeat a failed step, from the weights before it, and find out what went wrong first.
 
-    Every process looks at its own parts of the batch. The figures are those of the part in which it began or, where
-    only gradients went wrong, of the part with the largest loss.
+    Every process repeats its own parts of the batch. The figures are those of the part that went wrong first or, where
+    only gradients did, of the part with the largest loss.
+
+    Args:
+        step: The step; its weights are still those before the failure.
+        number: The number of the failed step.
+        probe: The file for figures of the layers.
+
+    Returns:
+        What went wrong and where, and whether ``probe`` was written.
     """
     with uncompiled():
-        own, order = _look(step, number)
-        parts = [part for found in step.processes.gather(own) for part in found]
+        own, order = _repeat(step, number)
+        parts = [part for theirs in step.processes.gather(own) for part in theirs]
         worst = min(parts, key=lambda part: (part.kind, part.place))
         words = worst.words
-        if worst.kind == WHOLE:
+        if worst.kind == FINITE:
             words = _gradients(step, order)
             worst = max(parts, key=lambda part: abs(part.loss))
-    return words, step.processes.agree(step.processes.main and _written(worst.rows, probe))
+    return words, step.processes.agree(step.processes.main and _write(worst.rows, probe))
 
 
-def _look(step: Step, number: int) -> tuple[list[Part], dict[nn.Module, int]]:
-    """The parts of this process, their gradients left in the weights; the places of modules in the forward pass."""
+def _repeat(step: Step, number: int) -> tuple[list[Part], dict[nn.Module, int]]:
+    """Repeat this process's parts of a step, without the update.
+
+    Returns:
+        The parts, and the places of modules in the order of calls. Gradients are left in the weights.
+    """
     names = {module: name or type(module).__name__ for name, module in step.model.named_modules()}
     order: dict[nn.Module, int] = {}
     parts = []
     step.begin(number)
     step.weights.clear_gradients()
     for micro in range(step.recipe.batch.accumulate):
-        broken: list[nn.Module] = []  # gave something that is not finite
+        broken: list[nn.Module] = []  # modules with outputs that are not finite
 
         def after(module: nn.Module, inputs: Any, output: Any, broken: list[nn.Module] = broken) -> None:
             order.setdefault(module, len(order))
@@ -77,7 +97,7 @@ def _look(step: Step, number: int) -> tuple[list[Part], dict[nn.Module, int]]:
         elif not _finite(loss):
             kind, place, words = LOSS, 0, "the loss is not finite, though every layer's output is"
         else:
-            kind, place, words = WHOLE, 0, ""
+            kind, place, words = FINITE, 0, ""
         parts.append(Part(kind, place, words, float(loss.detach()), rows))
         (loss * (step.scale / step.recipe.batch.accumulate)).backward()
     return parts, order
@@ -92,8 +112,8 @@ def _watcher(model: nn.Module, number: int) -> Watcher | None:
     return watcher
 
 
-def _written(rows: list[Row] | None, probe: Path) -> bool:
-    """Whether there are figures, and they could be written."""
+def _write(rows: list[Row] | None, probe: Path) -> bool:
+    """Write the figures; return whether there are any and they could be written."""
     try:
         probe.unlink(missing_ok=True)
         if rows is None:
@@ -107,11 +127,11 @@ def _written(rows: list[Row] | None, probe: Path) -> bool:
 
 
 def _gradients(step: Step, order: dict[nn.Module, int]) -> str:
-    """Whose gradient, over all processes, is not finite or the largest."""
+    """Describe which weight's gradient, over all processes, is not finite, or else which is the largest."""
     norms = _gradient_norms(step, order)
     bad = [(place, name) for place, name, norm in norms if not math.isfinite(norm)]
-    if bad:
-        return f"the gradient of {max(bad)[1]} is not finite"  # the backward pass goes from the last layer to the first
+    if bad:  # the backward pass goes from the last layer to the first
+        return f"the gradient of {max(bad)[1]} is not finite"
     _, name, largest = max(norms, key=lambda entry: entry[2])
     total = math.hypot(*(norm for _, _, norm in norms))
     limit = f"norm_limit is {step.recipe.norm_limit:g}"
@@ -119,25 +139,26 @@ def _gradients(step: Step, order: dict[nn.Module, int]) -> str:
 
 
 def _gradient_norms(step: Step, order: dict[nn.Module, int]) -> list[tuple[int, str, float]]:
-    """Place of the module in the forward pass, name and gradient norm of every weight, over all processes."""
+    """Return for every weight the place of its module, its name and the norm of its gradient over all processes."""
     weights = step.weights
     owners = {p: order.get(module, -1) for module in step.model.modules() for p in module.parameters(recurse=False)}
     weights.collect_gradients()
-    found = []
+    norms = []
     for name, parameter, local in zip(weights.names, weights.parameters, weights.local, strict=True):
         if local.grad is None:
             continue
         gradient = local.grad.double() / step.scale
-        if step.processes.mode == "ddp":  # the model was called without DDP, which would have averaged them
+        if step.processes.mode == "ddp":  # the model was called without DDP, which averages gradients
             gradient = step.processes.mean(gradient)
         square = gradient.square().sum()
         if isinstance(parameter, DTensor):
             dist.all_reduce(square)
-        found.append((owners[parameter], name, square.sqrt().item()))
-    return found
+        norms.append((owners[parameter], name, square.sqrt().item()))
+    return norms
 
 
 def _finite(value: Any) -> bool:
+    """Return whether all tensors in nested tuples, lists and dictionaries are finite."""
     if isinstance(value, Tensor):
         return not value.is_floating_point() or bool(value.isfinite().all())
     if isinstance(value, dict):

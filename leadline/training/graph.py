@@ -1,8 +1,8 @@
-"""The whole step as one CUDA graph: the host only fills the inputs and presses the button.
+"""The training step as one CUDA graph: the host fills the inputs and replays the graph.
 
-The first steps run as usual, on a stream of their own, until everything is compiled, allocated and of a settled shape;
-they are steps of the training like any other. Then the step is captured once, without being run, and replayed from
-there on. Random numbers differ from step to step all the same: torch hands a replay the seed that ``begin`` has set.
+The first steps run as usual, on a stream of their own, until everything is compiled and allocated and shapes no longer
+change. They are steps of the training like any other. Then the step is captured once, without being run, and replayed
+from there on. Random numbers still differ from step to step: a replay takes the seed that ``begin`` has set.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ from leadline.errors import LeadlineError
 from leadline.training.step import Step
 from leadline.training.tasks.base import Carry
 
-WARM_UP, PATIENCE = 3, 64  # steps before the capture: at least, and at most when what is carried keeps changing shape
+WARM_UP = 3  # steps before the capture
+PATIENCE = 64  # steps after which it is an error if the carried tensors still change shape
 
 
 class GraphStep(Step):
+    """A ``Step`` that replays a CUDA graph of itself; it takes the same arguments."""
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.inputs: list[dict[str, Tensor]] = []  # a batch for each accumulated part; the graph reads these
+        self.inputs: list[dict[str, Tensor]] = []  # the buffers that the graph reads: a batch for each part
         self.side = torch.cuda.Stream(self.device)
-        self.ran = 0
-        self.shapes: list[Any] | None = None  # of what the last step carried
+        self.ran = 0  # steps before the capture
+        self.shapes: list[Any] | None = None  # of the tensors carried by the last step
 
     def __call__(self, number: int) -> None:
+        """Train step ``number``: eagerly at first, then by the graph."""
         self.begin(number)
         self._fill([self.part(number, micro) for micro in range(self.recipe.batch.accumulate)])
         if self.graph is None and self._settled():
@@ -43,7 +47,7 @@ class GraphStep(Step):
         self.ran += 1
 
     def _settled(self) -> bool:
-        """Whether the step may be captured: enough have run, and the last two carried the same shapes."""
+        """Return whether the step can be captured: enough have run, and the last two carried the same shapes."""
         before, self.shapes = self.shapes, [_shapes(carry) for carry in self.carry]
         if self.ran >= PATIENCE and before != self.shapes:
             raise LeadlineError(
@@ -53,12 +57,13 @@ class GraphStep(Step):
         return self.ran >= WARM_UP and before == self.shapes
 
     def _capture(self, number: int) -> None:
-        self.weights.clear_gradients()  # the graph makes its own
+        """Capture the step as a graph, without running it."""
+        self.weights.clear_gradients()  # the graph allocates its own
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         try:
-            # not "global", which a thread that pins batches meanwhile would spoil
+            # in "global" mode a thread that pins batches meanwhile would invalidate the capture
             with torch.cuda.graph(graph, stream=self.side, capture_error_mode="thread_local"):
                 self.compute(lambda micro: self.inputs[micro])
         except RuntimeError as error:
@@ -69,18 +74,18 @@ class GraphStep(Step):
         self.begin(number)
 
     def _fill(self, batches: list[dict[str, Tensor]]) -> None:
-        """Where the graph reads; the steps before it too, since what is compiled goes by strides as well."""
+        """Copy batches into the graph's inputs, also before the capture, since compiled code depends on strides."""
         if not self.inputs:
             self.inputs = [{name: tensor.clone() for name, tensor in batch.items()} for batch in batches]
             return
-        for place, batch in zip(self.inputs, batches, strict=True):
-            if _signature(place) != _signature(batch):
+        for inputs, batch in zip(self.inputs, batches, strict=True):
+            if _signature(inputs) != _signature(batch):
                 raise LeadlineError(
-                    f"graph is true and a batch is {_signature(batch)} after {_signature(place)}; a CUDA graph needs "
+                    f"graph is true and a batch is {_signature(batch)} after {_signature(inputs)}; a CUDA graph needs "
                     "batches of one shape: set graph=false"
                 )
             for name, tensor in batch.items():
-                place[name].copy_(tensor, non_blocking=True)
+                inputs[name].copy_(tensor, non_blocking=True)
 
 
 def _shapes(carry: Carry) -> Any:

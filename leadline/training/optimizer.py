@@ -1,4 +1,4 @@
-"""Adam and AdamW over the local weights, and which weights decay."""
+"""Adam and AdamW over the local weights: which weights decay, and the optimizer's state by name."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from torch import Tensor, nn
 
 from leadline.nn import Positions
 from leadline.training.distributed import Weights
-from leadline.training.recipe.recipe import Optimizer
+from leadline.training.recipe import Optimizer
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def undecayed(model: nn.Module) -> set[str]:
-    """Names of the parameters that weight decay leaves alone: vectors and single numbers (norms, biases, learned
-    strengths), position embeddings, the biases u and v of relative positions, and tokens of the model's own (class,
-    distillation)."""
+    """Return the names of the parameters that do not decay.
+
+    These are vectors and scalars (norms, biases, learned strengths), position embeddings, the biases u and v of
+    relative positions, and the model's own tokens (class, distillation).
+    """
     positions = {
         f"{name}.{inner}"
         for name, module in model.named_modules()
@@ -32,7 +34,14 @@ def undecayed(model: nn.Module) -> set[str]:
 
 
 def make_optimizer(settings: Optimizer, weights: Weights, spared: set[str], lr: Tensor) -> torch.optim.Optimizer:
-    """torch's fused optimizer. Its rate is the tensor ``lr``, so that a CUDA graph sees it change."""
+    """Make torch's fused optimizer.
+
+    Args:
+        settings: The section ``optimizer`` of a recipe.
+        weights: The weights to train.
+        spared: Names of the weights that do not decay.
+        lr: The learning rate (), a tensor whose changes a CUDA graph sees.
+    """
     decayed: list[Tensor] = []
     others: list[Tensor] = []
     for name, local in zip(weights.names, weights.local, strict=True):
@@ -45,12 +54,12 @@ def make_optimizer(settings: Optimizer, weights: Weights, spared: set[str], lr: 
 
 
 def moments_of(optimizer: torch.optim.Optimizer, weights: Weights, moment: str) -> list[Tensor]:
-    """One moment of every weight; a weight that never had a gradient has zeros."""
+    """Return one moment of every weight, such as "exp_avg"; zeros for a weight that never had a gradient."""
     return [optimizer.state[local].get(moment, torch.zeros_like(local)).detach() for local in weights.local]
 
 
 def steps_of(optimizer: torch.optim.Optimizer, weights: Weights) -> dict[str, Tensor]:
-    """How many updates each weight has had, () each, by name."""
+    """Return how many updates each weight has had, () each, by name."""
     return {
         name: optimizer.state[local].get("step", torch.zeros(())).detach().cpu()
         for name, local in zip(weights.names, weights.local, strict=True)
@@ -58,7 +67,13 @@ def steps_of(optimizer: torch.optim.Optimizer, weights: Weights) -> dict[str, Te
 
 
 def restore(optimizer: torch.optim.Optimizer, weights: Weights, steps: dict[str, float]) -> None:
-    """Make room for the moments of every weight that has had updates: ``steps`` by name."""
+    """Allocate the state of every weight that has had updates, with moments of zero.
+
+    Args:
+        optimizer: A new optimizer.
+        weights: Its weights.
+        steps: How many updates each weight has had, by name.
+    """
     for name, local in zip(weights.names, weights.local, strict=True):
         if steps[name]:
             state = {moment: torch.zeros_like(local, requires_grad=False) for moment in MOMENTS}

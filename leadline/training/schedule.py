@@ -1,26 +1,34 @@
-"""The learning rate of a step: linear warm-up, a body, linear cool-down."""
+"""The learning rate by step: linear warm-up, a cosine, multi-step or constant body, cool-down."""
 
 from __future__ import annotations
 
 import math
 
 from leadline.errors import LeadlineError
-from leadline.training.recipe.recipe import Schedule
+from leadline.training.recipe import Schedule
 
 
 class LearningRate:
-    """``rate(step)`` for a run of ``total`` steps.
+    """The learning rate of a run: ``rate(step)``.
 
-    Warm-up goes from ``start * lr`` at step 0 towards ``lr`` at its end. Then, over what lies between warm-up and
-    cool-down,
+    The warm-up rises linearly from ``start * lr`` at step 0 to ``lr`` at its end. The body follows, which is one of
 
-        cosine       lr (final + (1 - final) (1 + cos(pi t)) / 2), t from 0 to 1
+        cosine       lr (final + (1 - final) (1 + cos(pi t)) / 2), t from 0 to 1 over the body
         multi_step   lr times ``factor`` for every milestone passed; milestones count from step 0
         constant     lr
 
-    and the cool-down goes in a straight line from the rate it finds to ``final * lr``: after a cosine that is a
-    stretch at the final rate, as timm's cool-down epochs are, unless nothing lies between: then it starts from ``lr``.
-    A multi-step or constant schedule without a cool-down never uses ``final``.
+    The cool-down is linear from the rate at the end of the body to ``final * lr``. After a cosine it is constant at the
+    final rate, as timm's cool-down epochs are. Without a body the cool-down starts from ``lr``. A multi-step or
+    constant schedule without a cool-down does not use ``final``.
+
+    Args:
+        schedule: The section ``schedule`` of a recipe.
+        lr: The full learning rate.
+        total: The length of the run in steps.
+        steps_per_epoch: The length of an epoch in steps.
+
+    Raises:
+        LeadlineError: Warm-up and cool-down are longer than the run, or a milestone comes too late.
     """
 
     def __init__(self, schedule: Schedule, lr: float, total: int, steps_per_epoch: int) -> None:
@@ -40,14 +48,15 @@ class LearningRate:
                 raise LeadlineError(f"schedule.milestones has {span.text!r}, which lies {end}; make it earlier")
 
     def __call__(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
         s = self.schedule
         if step < self.warmup:
             return self.lr * (s.start + (1 - s.start) * step / self.warmup)
         into_cooldown = step - (self.total - self.cooldown)
         if into_cooldown < 0:
             return self._body(step)
-        found = self._body(self.total - self.cooldown)
-        return found + (self.lr * s.final - found) * into_cooldown / max(self.cooldown, 1)
+        first = self._body(self.total - self.cooldown)
+        return first + (self.lr * s.final - first) * into_cooldown / max(self.cooldown, 1)
 
     def _body(self, step: int) -> float:
         s = self.schedule

@@ -1,4 +1,4 @@
-"""A language model and its tokenizer from a folder, and text written by it piece by piece."""
+"""``leadline generate``: a language model and its tokenizer from a folder, and the text it writes."""
 
 from __future__ import annotations
 
@@ -22,18 +22,25 @@ from leadline.models.decoder import Decoder
 from leadline.models.generation import stream_tokens
 from leadline.models.io import averaged, model_folder
 
-_BROKEN = "\ufffd"  # what stands for bytes that are no whole character, or not yet
+_BROKEN = "\ufffd"  # the replacement character, for bytes that are no whole character, or not yet
 
 
 def open_language_model(
     folder: str | os.PathLike[str], device: str | None = None, which: str = "best"
 ) -> tuple[nn.Module, Tokenizer]:
-    """A decoder or Transformer-XL in evaluation mode and its tokenizer.
+    """Load a language model and its tokenizer.
 
-    folder  of a run (its best checkpoint is taken, averaged weights where it has them), of one of its checkpoints, of
-            ``model.save``, or of transformers (GPT-2, LLaMA). The tokenizer lies in it or in the folder above.
-    device  "cpu" or "cuda"; a GPU if there is one unless given.
-    which   of a run: its "best" or its "last" checkpoint.
+    Args:
+        folder: The folder of a run, of one of its checkpoints, of ``model.save``, or of a GPT-2 or LLaMA of
+            transformers. The tokenizer lies in it or in the folder above.
+        device: "cpu" or "cuda". None: a GPU if there is one.
+        which: The checkpoint of a run: "best" or "last".
+
+    Returns:
+        A decoder or Transformer-XL in evaluation mode, with averaged weights where the run has them; its tokenizer.
+
+    Raises:
+        LeadlineError: There is no language model or no tokenizer, or they do not belong together.
     """
     source = Path(folder)
     place = weights_in(source, which)
@@ -44,30 +51,36 @@ def open_language_model(
                 f"{place} holds a cured {type(model).__name__}; use it in Python, by leadline.load({str(place)!r})"
             )
         raise LeadlineError(f"{place} holds a {model.family} model, which does not write text; give a decoder's folder")
-    found = tokenizer_home(place)
-    if found is None:
+    home = tokenizer_home(place)
+    if home is None:
         raise LeadlineError(f"{source} has no {FILE}, neither has the folder above; put the model's tokenizer there")
-    tokenizer = load_tokenizer(found)
+    tokenizer = load_tokenizer(home)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise LeadlineError(
-            f"{found / FILE} has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}; they do not "
+            f"{home / FILE} has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}; they do not "
             "belong together"
         )
     return model.to(choose_device(device)).eval(), tokenizer
 
 
 def weights_in(folder: Path, which: str = "best") -> Path:
-    """The folder with the weights: this one, or that of a run's checkpoint; averaged weights where there are."""
+    """Find the folder with the weights: this one or that of a run's checkpoint, averaged weights if there are any."""
     return averaged(model_folder(folder, "last" if which == "last" else "best"))
 
 
 def write(
     model: nn.Module, tokenizer: Tokenizer, prompt: str, tokens: int, cache: bool = True, **options: Any
 ) -> Iterator[str]:
-    """Pieces of the text that follows the prompt, as soon as they are whole characters.
+    """Continue a prompt, and yield the new text piece by piece, in whole characters.
 
-    tokens   how many to write.
-    options  temperature, top_k, top_p, stop and generator, see ``Decoder.generate``.
+    Args:
+        model: A decoder or Transformer-XL.
+        tokenizer: Its tokenizer.
+        prompt: The text to continue. Only its end is used if the model has too few positions.
+        tokens: Number of tokens to write.
+        cache: Store the past instead of computing it again.
+        **options: ``temperature``, ``top_k``, ``top_p``, ``stop`` and ``generator``, see
+            ``leadline.models.generation.stream_tokens``.
     """
     ids = tokenizer.encode(prompt)
     if len(ids) == 0:
@@ -78,16 +91,16 @@ def write(
         warnings.warn(f"the prompt has {len(ids)} tokens; the model sees the last {most} of them", stacklevel=2)
         ids = ids[-most:]
     first = torch.tensor(ids.astype("int64"), device=device)[None]
-    options["vocabulary"] = tokenizer.vocab_size  # the model's may be filled up with ids that no token has
+    options["vocabulary"] = tokenizer.vocab_size  # the model's may be padded with ids that no token has
     stream = stream_tokens(model, first, tokens, cache, **options)  # type: ignore[arg-type]
     return _decoded(stream, tokenizer, ids.tolist())
 
 
 def _decoded(stream: Iterator[torch.Tensor], tokenizer: Tokenizer, before: list[int]) -> Iterator[str]:
-    """Decode with the tokens of the piece before, since how a token reads may depend on them.
+    """Decode a stream of tokens into pieces of text.
 
-    A piece ends where a character does: tokenizers that fall back to bytes read a row of byte tokens as a whole, so
-    neither unfinished bytes nor a part of such a row may be shown or left behind.
+    Each piece is decoded together with the tokens of the piece before, on which its text may depend. It ends at the
+    end of a character, since tokenizers that fall back to bytes decode a row of byte tokens as a whole.
     """
     fresh: list[int] = []
     for new in stream:
@@ -102,6 +115,7 @@ def _decoded(stream: Iterator[torch.Tensor], tokenizer: Tokenizer, before: list[
 
 
 def _model(folder: Path) -> Any:
+    """Load the model in a folder, ours or one of transformers, which is converted."""
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

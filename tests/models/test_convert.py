@@ -159,7 +159,7 @@ def test_zero_strength_changes_nothing():
 @pytest.mark.parametrize(
     ("model", "overrides", "part"),
     [
-        (lambda: nn.Linear(2, 2), {}, "cannot convert torch.nn.modules.linear.Linear"),
+        (lambda: nn.Linear(2, 2), {}, "torch.nn.modules.linear.Linear cannot be converted; allowed: "),
         (lambda: small_gpt2(scale_attn_by_inverse_layer_idx=True), {}, "scale_attn_by_inverse_layer_idx=True"),
         (lambda: small_gpt2(activation_function="tanh"), {}, "the activation is 'tanh'"),
         (small_gpt2, {"depth": 3}, "lacks blocks.2.attention.qkv.weight"),

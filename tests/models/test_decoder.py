@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import transformers
 
 import leadline as ll
-from leadline.models.generation import _choose
+from leadline.models.generation import Sampling, _choose
 from leadline.nn import LayerCache
 
 SMALL = {"depth": 3, "dim": 12, "heads": 3, "vocab_size": 29, "max_tokens": 16}
@@ -136,8 +136,8 @@ def test_sampling_keeps_to_the_likeliest():
 
 def test_the_likeliest_alone_is_greedy_where_others_are_as_likely():
     logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]]).expand(200, -1)  # as in bfloat16, which has few numbers
-    assert _choose(logits, 1.0, 1, None, None).unique().numel() == 1
-    assert _choose(logits, 1.0, 2, None, None).unique().numel() == 2
+    assert _choose(logits, Sampling(1.0, top_k=1)).unique().numel() == 1
+    assert _choose(logits, Sampling(1.0, top_k=2)).unique().numel() == 2
 
 
 def test_generation_leaves_the_mode_as_it_was():

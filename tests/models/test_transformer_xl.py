@@ -258,7 +258,7 @@ def uneven():
         (lambda: build()(text(), uneven()), "this model and batch take"),
         (lambda: build()(text() + 1000), "ids go from"),
         (lambda: build()(text(), build()(text(3))[1]), "this model and batch take 3 of shape (2, tokens, 12)"),
-        (lambda: build(de_escalation=1.0, de_escalation_form="leaky").generate(text(), 1), "knows the future"),
+        (lambda: build(de_escalation=1.0, de_escalation_form="leaky").generate(text(), 1), "sees the future"),
         (lambda: build().generate(text(), 0), "max_new_tokens is 0"),
         (lambda: build()(torch.zeros(1, 0, dtype=torch.long)), "integers (batch, tokens)"),
     ],

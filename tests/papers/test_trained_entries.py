@@ -20,8 +20,8 @@ from leadline.papers.shared import runner, store
 from leadline.papers.shared.attention_nets import COLUMNS
 from leadline.papers.shared.entry import Context, Entry
 from leadline.papers.tse import fig6 as trained_depth80
-from leadline.training.runs import runs as trained_runs
-from leadline.training.runs.runs import Job
+from leadline.training.runs import Job
+from leadline.training.runs.jobs import recipe_of
 from leadline.training.tasks import build_task
 
 BY_ID = {entry.id: entry for entry in ENTRIES}
@@ -188,7 +188,7 @@ def test_the_full_budget_runs_on_digits(tmp_path: Path) -> None:
     context = Context(BY_ID["hop-vit"].with_budget("full").setting, 0, torch.device("cpu"), embedded=True, out=tmp_path)
     recipe = trained_vits.recipe(context.setting, "S", "both", 0)
     assert recipe["augment"]["rand_augment"]
-    found = trained_runs._recipe(context, Job("x", recipe))
+    found = recipe_of(context.training(), Job("x", recipe))
     assert found.augment.rand_augment is None
     assert not found.augment.flip
     assert found.augment.mixup == 0.8

@@ -15,9 +15,9 @@ from leadline.curing import cure_folder
 from leadline.errors import LeadlineError
 from leadline.models.checkpoints import find_checkpoint
 from leadline.probing import DepthReport
-from leadline.training.engine import train
 from leadline.training.evaluate import evaluate, recipe_of
-from leadline.training.recipe.recipe import parse_recipe
+from leadline.training.loop import train
+from leadline.training.recipe import parse_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TREE = {
@@ -148,6 +148,22 @@ def test_what_is_no_checkpoint(run: tuple[Path, dict[str, Any]], tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(LeadlineError, match="cannot be written"):
         evaluate(run[0], device="cpu", out=tmp_path / "file")
+
+
+def test_averaged_weights_are_evaluated_from_their_own_folder(run: tuple[Path, dict[str, Any]]) -> None:
+    out, summary = run
+    averages = evaluate(out / summary["checkpoint"] / "ema", device="cpu")
+    assert averages.figures == {"accuracy": summary["test_accuracy"], "loss": summary["test_loss"]}
+    assert averages.step == summary["steps"]
+
+
+def test_a_model_that_no_task_takes(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    leadline.create_model("bert_base", depth=1, dim=8, heads=1, vocab_size=9).save(tmp_path / "bert")
+    with pytest.raises(LeadlineError, match="holds a model of the family 'bert', which cannot be evaluated; give a"):
+        evaluate(tmp_path / "bert", recipe=run[0] / "recipe.yaml", device="cpu")
+    (tmp_path / "bert" / "config.json").write_text("{")
+    with pytest.raises(LeadlineError, match=r"config.json cannot be read .* it is damaged"):
+        evaluate(tmp_path / "bert", device="cpu")
 
 
 def test_a_cured_model_is_evaluated_by_the_recipe_of_its_run(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from training_toys import CarryTask, Poisoned, ToyTask, toy_recipe
 from leadline.errors import LeadlineError
 from leadline.training import Stopped, find_checkpoint, parse_recipe, train
 from leadline.training.distributed import join
-from leadline.training.engine import prepare_step
+from leadline.training.loop import prepare_step
 from leadline.training.schedule import LearningRate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

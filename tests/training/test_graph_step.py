@@ -10,7 +10,7 @@ from training_toys import CarryTask, ToyTask, toy_recipe
 from leadline.errors import LeadlineError
 from leadline.training import graph
 from leadline.training.distributed import Processes, join
-from leadline.training.engine import prepare_step
+from leadline.training.loop import prepare_step
 from leadline.training.schedule import LearningRate
 
 STEPS = 9

@@ -13,15 +13,14 @@ import pytest
 from rich.console import Console
 from training_toys import CarryTask, ToyBatches, ToyTask, assert_same_run, toy_recipe
 
-from leadline.data.text.files import store as text_store
+from leadline.data.text import store as text_store
 from leadline.errors import LeadlineError
-from leadline.training import Stopped, engine, find_checkpoint, parse_recipe, train
+from leadline.training import Stopped, find_checkpoint, loop, parse_recipe, train
 from leadline.training.distributed import join
-from leadline.training.engine import Run
 from leadline.training.run_folder import checkpoint
-from leadline.training.run_folder.folder import alone
+from leadline.training.run_folder.folder import hold
 from leadline.training.run_folder.logs import Listener, Logs
-from leadline.training.stop import StopRequest
+from leadline.training.stop import StopPoll, StopRequest
 
 
 class Interrupted(ToyTask):
@@ -152,11 +151,11 @@ def test_a_child_that_lives_on_does_not_hold_the_folder(tmp_path):
 
     fork = multiprocessing.get_context("fork")
     begun = fork.Event()
-    with alone(tmp_path):
+    with hold(tmp_path):
         child = fork.Process(target=live, args=(begun,), daemon=True)
         child.start()
         assert begun.wait(60)
-    with alone(tmp_path):
+    with hold(tmp_path):
         assert child.is_alive()
     child.kill()
 
@@ -403,7 +402,7 @@ def test_what_another_process_ended_is_one_line(tmp_path, what, monkeypatch):
         train(recipe, make_task=Broken)
     two = dataclasses.replace(join(recipe), world=2)
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "join", lambda recipe: two)
+        patch.setattr(loop, "join", lambda recipe: two)
         with pytest.raises(Stopped, match=r"another process .* ended; the last checkpoint: none"):
             train(recipe, make_task=Broken)
         patch.setattr(Broken, "error", RuntimeError("out of memory"))
@@ -411,10 +410,10 @@ def test_what_another_process_ended_is_one_line(tmp_path, what, monkeypatch):
             train(recipe, make_task=Broken)
 
 
-def test_several_processes_hear_of_a_signal_within_seconds(tmp_path, monkeypatch):
+def test_several_processes_hear_of_a_signal_within_seconds(monkeypatch):
     """However slow their steps are; where they are fast, they do not ask each other at every one."""
     now = [0.0]
-    monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
 
     class Two:
         world, asked = 2, 0
@@ -425,18 +424,17 @@ def test_several_processes_hear_of_a_signal_within_seconds(tmp_path, monkeypatch
             return [mine, (self.signal, mine[1])]
 
     for pace, expected in ((3.0, 10), (0.5, 3), (0.01, 1)):  # of ten steps, after the first of which they ask
-        run = Run(toy_recipe(tmp_path), join(toy_recipe(tmp_path)), Listener(), ToyTask)
-        run.processes, run.asked, run.asked_after, run.ask_after = Two(), now[0], 0, 0
-        request = StopRequest()
+        two = Two()
+        poll = StopPoll(StopRequest(), two, 0)
         for done in range(1, 11):
             now[0] += pace
-            assert run._asked_to_stop(request, done, False) is None
-        assert run.processes.asked == expected
-        run.processes.signal = signal.SIGTERM
-        while run._asked_to_stop(request, done := done + 1, False) is None:
+            assert poll(done, waiting=False) is None
+        assert two.asked == expected
+        two.signal = signal.SIGTERM
+        while poll(done := done + 1, waiting=False) is None:
             now[0] += pace
         assert (done - 11) * pace <= 2 + pace
-        assert run._asked_to_stop(request, done + 1, True) is signal.SIGTERM  # where they wait anyway
+        assert poll(done + 1, waiting=True) is signal.SIGTERM  # where they wait anyway
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "{"])

@@ -17,8 +17,8 @@ from leadline.papers.ours import text_depth as trained_language_depth
 from leadline.papers.shared.language import difference, said
 from leadline.papers.shared.runner import run_entries
 from leadline.papers.tse import fig7 as trained_language_xl
-from leadline.training.recipe.recipe import parse_recipe
-from leadline.training.runs.runs import Record
+from leadline.training.recipe import parse_recipe
+from leadline.training.runs import Record
 
 TINY = {"length": "3 steps", "evaluate": "1 steps", "dim": 8, "heads": 2, "tokens": 16, "batch": 2, "depth": 2}
 TINY |= {"seeds": 2, "tokenizer": "byte", "vocab_size": None, "probed": 2, "compile": "none"}

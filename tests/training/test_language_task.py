@@ -121,6 +121,7 @@ def test_vocabulary_and_positions_follow_from_the_data(folder, tmp_path):
     plain = recipe(folder, tmp_path / "c", {**GPT, "max_tokens": 20}, data={"tokens": None})
     assert LanguageTask(plain, CPU).length == 20
     assert task.probe_inputs().shape == (2, 16)
+    assert torch.equal(task.samples(5)[0], torch.from_numpy(task.texts["valid"].ids[:16].astype("int64")))
 
 
 def test_a_stride_is_used_in_evaluation(folder, tmp_path):

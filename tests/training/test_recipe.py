@@ -9,10 +9,7 @@ from typer.testing import CliRunner
 from leadline.cli import app
 from leadline.errors import LeadlineError
 from leadline.training import load_recipe, parse_recipe
-from leadline.training.recipe.recipe import Recipe
-from leadline.training.recipe.section import Section
-from leadline.training.tasks.language import TextData
-from leadline.training.tasks.vision import VisionData
+from leadline.training.recipe import Recipe, Section, TextData, VisionData
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 LEAST = {"model": {"name": "vit_tiny"}, "data": {"name": "digits"}, "length": 3}

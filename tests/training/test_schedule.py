@@ -5,8 +5,7 @@ import torch
 from torch.optim.lr_scheduler import LinearLR, MultiStepLR, SequentialLR
 
 from leadline.errors import LeadlineError
-from leadline.training.recipe.recipe import Schedule
-from leadline.training.recipe.section import Span
+from leadline.training.recipe import Schedule, Span
 from leadline.training.schedule import LearningRate
 
 

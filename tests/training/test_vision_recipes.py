@@ -11,7 +11,7 @@ from leadline.papers import ENTRIES
 from leadline.papers.hop import skipless as trained_skipless
 from leadline.papers.hop import vit as trained_vits
 from leadline.papers.tse import fig6 as trained_depth80
-from leadline.training.recipe.recipe import load_recipe, parse_recipe
+from leadline.training.recipe import load_recipe, parse_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SETTINGS = {

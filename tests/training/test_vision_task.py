@@ -14,9 +14,9 @@ from torch import nn
 
 from leadline.data.images.digits import load_digits
 from leadline.errors import LeadlineError
-from leadline.training.engine import train
 from leadline.training.evaluate import evaluate
-from leadline.training.recipe.recipe import parse_recipe
+from leadline.training.loop import train
+from leadline.training.recipe import parse_recipe
 from leadline.training.tasks import build_task
 
 pa = pytest.importorskip("pyarrow")
@@ -131,7 +131,7 @@ def test_a_limit_and_a_probe_of_a_folder_see_every_class(tmp_path: Path) -> None
     data = {**data, "limit": 4, "valid": 0, "cache": str(tmp_path / "cache")}
     few = build_task(recipe(data=data, batch={"size": 4}), CPU).members  # type: ignore[attr-defined]
     assert sorted(int(i) // 12 for i in few["train"]) == [0, 0, 1, 2]
-    assert len(task.images(6).flatten(1).mean(1).unique()) == 3  # type: ignore[attr-defined]
+    assert len(task.samples(6).flatten(1).mean(1).unique()) == 3  # type: ignore[attr-defined]
 
 
 def write_images(folder: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_run_on_a_folder_keeps_its_classes(tmp_path: Path) -> None:
             evaluate(tmp_path / "run", data=new, recipe=recipe_file, device="cpu")
     copied = shutil.copytree(sorted((tmp_path / "run").glob("step-*"))[-1], tmp_path / "alone")
     assert evaluate(copied, device="cpu").notes == [
-        f"which classes were trained is not known here; those of {tmp_path / 'folder'} are taken, in their order"
+        f"the classes of the training are unknown; those of {tmp_path / 'folder'} are taken, in their order"
     ]
     with pytest.raises(LeadlineError, match=r"new has no folder train"):
         evaluate(tmp_path / "run", data=new, split="train", device="cpu")

@@ -20,7 +20,7 @@ _SIZE = 224  # pixels a side, of images that have many sizes
 
 @dataclass
 class ImageSets:
-    """The images of a recipe, see ``leadline.training.recipe.vision.VisionData``; ``classes`` as in ``open_rows``."""
+    """The images of a recipe, see ``leadline.training.recipe.VisionData``; ``classes`` as in ``open_rows``."""
 
     name: str
     path: str | None = None

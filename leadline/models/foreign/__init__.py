@@ -1,4 +1,4 @@
-"""Our model with the weights of a Hugging Face or timm model."""
+"""``convert``: our model with the weights of a Hugging Face or timm model."""
 
 from __future__ import annotations
 
@@ -22,26 +22,35 @@ SOURCES: dict[tuple[str, str], Any] = {
 
 
 def convert(model: nn.Module, **overrides: Any) -> Model:
-    """Our model with a copy of the weights of ``model``, on its device, in its dtype and mode.
+    """Build our model with a copy of the weights of a model of transformers or timm.
 
-    Takes transformers' GPT-2, LLaMA (bare or as language models), BertModel, AlbertModel, ViT, DeiT (bare or with
-    their heads) and timm's Vision Transformers and distilled DeiTs. ``overrides`` are options of ``create_model``,
-    such as attention="hopfield".
-    Every weight must find its place by name and shape, but for the poolers of the bare encoders:
-    ours return the last hidden state.
+    From transformers it takes GPT-2 and LLaMA (bare or as language models), BertModel, AlbertModel, ViT and DeiT (bare
+    or with their heads); from timm Vision Transformers and distilled DeiTs. Every weight must have a place in our
+    model, by name and shape. The poolers of bare encoders are left out: ours return the last hidden state.
+
+    Args:
+        model: The model to convert; it is not changed.
+        **overrides: Options of ``create_model``, such as ``attention="hopfield"``.
+
+    Returns:
+        Our model, on the device and in the dtype and mode of ``model``.
+
+    Raises:
+        LeadlineError: The class of the model is not one of those above, or one of its options or weights has no
+            counterpart here.
     """
     kind = type(model)
     reader = SOURCES.get((kind.__module__.partition(".")[0], kind.__name__))
     if reader is None:
         known = ", ".join(f"{library}'s {name}" for library, name in sorted(SOURCES))
-        raise LeadlineError(f"cannot convert {kind.__module__}.{kind.__name__}; known are {known}")
+        raise LeadlineError(f"{kind.__module__}.{kind.__name__} cannot be converted; allowed: {known}")
     source = Source(model)
     family_name, settings = reader(model, source)
     family = FAMILIES[family_name]
     with torch.device("meta"):
         ours = family(make_config(family, {**settings, **overrides}))
     tensors = source.finish()
-    for name, tensor in ours.state_dict().items():  # learnable strengths are ours alone
+    for name, tensor in ours.state_dict().items():  # learnable strengths, which the foreign model does not have
         if name.endswith((".alpha.parameter", ".alpha_prime.parameter", ".tau.parameter")):
             strength = cast(Strength, ours.get_submodule(name.rpartition(".")[0]))
             tensors[name] = torch.full(tensor.shape, strength.value, dtype=source.dtype, device=source.device)

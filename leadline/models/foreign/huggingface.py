@@ -1,4 +1,4 @@
-"""Where the weights and options of transformers' models go."""
+"""Readers of transformers' models: which weight and option becomes which of ours."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from torch import nn
 from leadline.errors import LeadlineError
 from leadline.models.foreign.source import Source
 
+# A reader moves the weights of a model and returns the name of our family and its options.
 Reader = Callable[[nn.Module, Source], tuple[str, dict[str, Any]]]
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 
 
 def gpt2(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
+    """Read GPT2Model or GPT2LMHeadModel."""
     c = model.config
     source.require(
         scale_attn_weights=(c.scale_attn_weights, True),
@@ -58,6 +60,7 @@ def gpt2(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
 
 
 def bert(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
+    """Read BertModel."""
     c = model.config
     source.require(is_decoder=(c.is_decoder, False), add_cross_attention=(c.add_cross_attention, False))
     source.drop("pooler.")
@@ -78,6 +81,7 @@ def bert(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
 
 
 def albert(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
+    """Read AlbertModel."""
     c = model.config
     source.require(num_hidden_groups=(c.num_hidden_groups, 1), inner_group_num=(c.inner_group_num, 1))
     source.drop("pooler.")
@@ -97,6 +101,7 @@ def albert(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
 
 
 def llama(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
+    """Read LlamaModel or LlamaForCausalLM."""
     c = model.config
     source.require(
         hidden_act=(c.hidden_act, "silu"),
@@ -140,7 +145,7 @@ def llama(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
 
 
 def vit(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
-    """ViT, and DeiT, which has a distillation token and perhaps a head for it."""
+    """Read ViT; or DeiT, which has a distillation token and in some classes a head for it."""
     c = model.config
     base = next((f"{name}." for name in ("vit", "deit") if f"{name}.embeddings.cls_token" in source.left), "")
     source.drop(f"{base}pooler.")
@@ -202,7 +207,7 @@ READERS: dict[str, Reader] = {
 
 
 def _encoder(c: Any) -> dict[str, Any]:
-    """The options that BERT and ALBERT name alike."""
+    """Read the options that BERT and ALBERT have under the same names."""
     return {
         "depth": c.num_hidden_layers,
         "dim": c.hidden_size,

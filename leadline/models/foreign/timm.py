@@ -1,4 +1,4 @@
-"""Where the weights and options of timm's Vision Transformers go."""
+"""Reader of timm's Vision Transformers: which weight and option becomes which of ours."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _POOLS = {"token": "cls", "avg": "mean", "max": "max"}
 
 
 def vision_transformer(model: Any, source: Source) -> tuple[str, dict[str, Any]]:
+    """Read VisionTransformer or VisionTransformerDistilled."""
     block, patch = model.blocks[0], model.patch_embed
     after_pool = not isinstance(model.fc_norm, nn.Identity)
     size, patch_size = set(patch.img_size), set(patch.patch_size)

@@ -25,7 +25,7 @@ from leadline.papers.shared.trained import (
     said,
     spread,
 )
-from leadline.training.runs.runs import Job, Record, run_all
+from leadline.training.runs import Job, Record, run_all
 
 PAPER = {  # % after HOP's full training, by depth
     "standard": {1: 55.1, 2: 63.7, 4: 57.4, 8: 48.6, 12: 10.0},
@@ -86,7 +86,7 @@ def choose_rates(context: Context) -> tuple[dict[Cell, float], Tried, list[Recor
         for cell in cells(setting)
         for lr in setting["lrs"]
     }
-    records = run_all(context, list(jobs.values()))
+    records = run_all(context.training(), list(jobs.values()))
     found: Tried = {}
     for (cell, lr), job in jobs.items():
         record = records[job.name]
@@ -108,7 +108,7 @@ def run(context: Context) -> Result:
         for cell, lr in rates.items()
         for seed in seeds
     }
-    records = run_all(context, list(jobs.values()))
+    records = run_all(context.training(), list(jobs.values()))
     found = {cell: [records[jobs[cell, seed].name] for seed in seeds] for cell in rates}
     right = {cell: [accuracy(r) for r in kept] for cell, kept in found.items()}
     main = setting["inits"][0]

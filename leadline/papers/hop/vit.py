@@ -32,7 +32,7 @@ from leadline.papers.shared.trained import (
 )
 from leadline.report.layers import LayerFigures
 from leadline.report.paper import cosine_violins, entropy_violins
-from leadline.training.runs.runs import Job, Record, run_all
+from leadline.training.runs import Job, Record, run_all
 
 T = TypeVar("T")
 ARMS = {**COLUMNS, ".7": (0.7, 0.7)}  # what the papers call .5 is "both"
@@ -114,7 +114,7 @@ def train(context: Context, size: str, arms: list[str], seeds: int = 1) -> dict[
         for arm in arms
         for seed in range(context.seed, context.seed + seeds)
     }
-    records = run_all(context, list(jobs.values()))
+    records = run_all(context.training(), list(jobs.values()))
     found: dict[str, list[Record]] = {}
     for (arm, _), job in jobs.items():
         found.setdefault(arm, []).append(records[job.name])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from leadline.data.images.cifar import load_cifar10, prepare
 from leadline.errors import LeadlineError, check_choice
+from leadline.training.runs import Setting
 
 Progress = Callable[[int, int], None]  # (done, total)
 Item = TypeVar("Item")
@@ -117,6 +118,27 @@ class Context:
         else:
             found = load_cifar10("test", self.data, count).images
         return prepare(found, size).to(self.device)
+
+    def training(self) -> Setting:
+        """Return where and how the training runs of this entry are made."""
+        return Setting(
+            self.out, self.device, self.complete, self.data_id, self.jobs, self.until, self.progress, self.say
+        )
+
+    def complete(self, recipe: dict[str, Any]) -> dict[str, Any]:
+        """Put the images or the text at hand into the sections of a recipe."""
+        data = recipe["data"]
+        if data["name"] == "text":
+            data["path"] = str(self.text)
+        elif self.embedded:
+            # RandAugment needs colour, and a mirrored digit is none
+            recipe["augment"] = {**recipe.get("augment", {}), "rand_augment": None, "flip": False}
+            recipe["data"] = {"name": "digits", **({"valid": data["valid"]} if "valid" in data else {})}
+            model = recipe["model"]
+            model["patch_size"] = max(1, model.get("patch_size", 16) * 8 // data.get("image_size", 32))
+        elif self.data is not None:
+            data["path"] = str(self.data)
+        return recipe
 
     def map(self, work: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:
         """``work`` of every item, in order, and a step of progress for each.

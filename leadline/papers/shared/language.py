@@ -10,7 +10,7 @@ from leadline.papers.shared import trained as trained_figures
 from leadline.papers.shared.entry import Claim, Context, reported
 from leadline.papers.shared.plots import panels, styles
 from leadline.papers.shared.trained import band, end_loss, plus_minus, spread
-from leadline.training.runs.runs import Job, Record, run_all
+from leadline.training.runs import Job, Record, run_all
 
 Found = dict[str, list[Record]]  # by arm, a record per seed
 
@@ -51,7 +51,7 @@ def train_all(context: Context, recipes: Mapping[tuple[str, int], Mapping[str, A
         (arm, seed): Job(f"{name} {arm} {seed}", recipe, context.setting["probed"] if first[arm] == seed else 0)
         for (arm, seed), recipe in recipes.items()
     }
-    records = run_all(context, list(jobs.values()))
+    records = run_all(context.training(), list(jobs.values()))
     found: Found = {}
     for (arm, _), job in jobs.items():
         found.setdefault(arm, []).append(records[job.name])

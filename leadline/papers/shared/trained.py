@@ -11,7 +11,7 @@ from leadline.papers.shared.entry import Claim, above, reported
 from leadline.papers.shared.plots import panels
 from leadline.report.layers import Distribution, LayerFigures
 from leadline.report.numbers import spans
-from leadline.training.runs.runs import Record
+from leadline.training.runs import Record
 
 NEAR = 0.98  # cosines above it count as 1
 SIDE = 0.90  # a peak at 1 stands out against the cosines between this and NEAR

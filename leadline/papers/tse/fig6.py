@@ -20,7 +20,7 @@ from leadline.papers.shared.trained import (
     said,
     spread,
 )
-from leadline.training.runs.runs import Job, Record, run_all
+from leadline.training.runs import Job, Record, run_all
 
 PAIRS = (("de-escalated", "post-norm"), ("de-escalated", "pre-norm"), ("pre-norm", "post-norm"))  # better first, TSE
 ARMS: dict[str, dict[str, Any]] = {
@@ -58,7 +58,7 @@ def run(context: Context) -> Result:
         for seed in seeds
         for arm in ARMS
     }
-    records = run_all(context, list(jobs.values()))
+    records = run_all(context.training(), list(jobs.values()))
     found = {arm: [records[jobs[arm, seed].name] for seed in seeds] for arm in ARMS}
     right = {arm: [accuracy(record) for record in kept] for arm, kept in found.items()}
     losses = {arm: [end_loss(record) for record in kept if not record.diverged] for arm, kept in found.items()}

@@ -1,4 +1,4 @@
-"""What pydantic says about a recipe, as one line that names the nearest valid key."""
+"""``explain``: the error message of a wrong recipe, one line that names the nearest valid key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ _UNIONS: tuple[Any, ...] = (Annotated, Union, types.UnionType)
 
 
 def explain(error: ValidationError, recipe: type[BaseModel]) -> LeadlineError:
-    """The first complaint. ``recipe`` is the model that was validated."""
+    """Turn the first of pydantic's errors into one line.
+
+    Args:
+        error: The errors.
+        recipe: The pydantic model that was validated.
+
+    Returns:
+        The error to raise; its message says what was given, what is allowed and what to do.
+    """
     first = error.errors()[0]
     place, kind = [str(part) for part in first["loc"]], first["type"]
     owner, path = _walk(recipe, place if kind.startswith("union_tag") else place[:-1])
@@ -26,8 +34,8 @@ def explain(error: ValidationError, recipe: type[BaseModel]) -> LeadlineError:
         return unknown_name(f"key of {'.'.join(path) or 'a recipe'}", place[-1], owner.model_fields)
     name = ".".join([*path, *place[-1:]]) or "the recipe"
     if kind == "missing" and isinstance(first["loc"][-1], int):  # a list that is too short
-        wanted = len(get_args(owner.model_fields[path[-1]].annotation))
-        return LeadlineError(f"{'.'.join(path)} is {list(first['input'])}; it must have {wanted} values")
+        length = len(get_args(owner.model_fields[path[-1]].annotation))
+        return LeadlineError(f"{'.'.join(path)} is {list(first['input'])}; it must have {length} values")
     if kind == "missing":
         needed = [field for field, info in owner.model_fields.items() if info.is_required()]
         return LeadlineError(f"{name} is missing; {'.'.join(path) or 'every recipe'} needs {', '.join(needed)}")
@@ -47,12 +55,12 @@ def explain(error: ValidationError, recipe: type[BaseModel]) -> LeadlineError:
         return LeadlineError(f"{'.'.join(_walk(recipe, place)[1]) or 'recipe'}: {first['ctx']['error']}")
     message = first["msg"]
     if kind.startswith(("greater_than", "less_than")) and isinstance(bound := next(iter(first["ctx"].values())), float):
-        message = re.sub(r"\S+$", f"{bound:g}", message)  # 1e-30, not thirty digits
+        message = re.sub(r"\S+$", f"{bound:g}", message)  # 1e-30 instead of thirty digits
     return LeadlineError(f"{name} is {first['input']!r}: {message[0].lower()}{message[1:]}")
 
 
 def _walk(model: type[BaseModel], place: list[str]) -> tuple[type[BaseModel], list[str]]:
-    """The section at ``place`` and its path, without the tags that pydantic puts after a union's name."""
+    """Find the section at ``place``, and its path without the tags that pydantic puts after a union's name."""
     path: list[str] = []
     choices: list[type[BaseModel]] = []
     for part in place:
@@ -66,21 +74,23 @@ def _walk(model: type[BaseModel], place: list[str]) -> tuple[type[BaseModel], li
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The sections a field may hold."""
+    """List the sections that a field may hold."""
     if get_origin(annotation) in _UNIONS:
         return [model for argument in get_args(annotation) for model in _models(argument)]
     return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
 
 
 def _has(recipe: type[BaseModel], section: str, key: str) -> bool:
+    """Whether a section of the recipe has the key."""
     return any(key in model.model_fields for model in _models(recipe.model_fields[section].annotation))
 
 
 def _tags(model: type[BaseModel]) -> list[str]:
-    """What ``name`` may be in this section."""
+    """List the values that ``name`` may have in a section."""
     annotation: Any = model.model_fields["name"].annotation if "name" in model.model_fields else None
     return list(get_args(annotation)) if get_origin(annotation) is Literal else []
 
 
 def _quoted(text: str) -> list[str]:
+    """List the parts of a text between single quotes."""
     return re.findall(r"'([^']*)'", text)

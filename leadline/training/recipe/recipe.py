@@ -1,4 +1,4 @@
-"""Recipes: what is trained on what, and how. One YAML file, every key checked before anything starts."""
+"""``Recipe``: the schema of a recipe, and how it is read from YAML and checked."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from leadline.errors import LeadlineError, unknown_name
+from leadline.models.table import MODELS
+from leadline.nn.options import check_options
 from leadline.training.recipe.complaints import explain
-from leadline.training.recipe.section import Place, Section, Span, refuse_idle
-from leadline.training.tasks.language import TextData
-from leadline.training.tasks.vision import Augment, VisionData
+from leadline.training.recipe.language import TextData
+from leadline.training.recipe.section import Count, Place, Section, Share, Span, refuse_idle
+from leadline.training.recipe.vision import Augment, VisionData
 
 Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+|[+-]\.\d+")
-_LONGEST = 10**9  # epochs or steps; at a millisecond a step, so many steps take 12 days
+_LONGEST = 10**9  # epochs or steps; at a millisecond per step that many steps take 12 days
 
 
 class ModelSection(BaseModel):
-    """``name`` and any override that ``leadline.create_model`` takes with it."""
+    """The section ``model``: ``name`` and any option that ``leadline.create_model`` takes with it."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
@@ -34,7 +34,7 @@ class ModelSection(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _numbers(cls, given: Any) -> Any:
-        """YAML takes 1e-6 and -.5 for text, 1.0e-6 for a number; in the other sections all are numbers."""
+        """Convert numbers such as 1e-6 and -.5, which YAML reads as text; the other sections convert by their types."""
         if not isinstance(given, dict):
             return given
         text = {key: value for key, value in given.items() if isinstance(value, str) and _NUMBER.fullmatch(value)}
@@ -42,20 +42,23 @@ class ModelSection(BaseModel):
 
 
 class Optimizer(Section):
-    """AdamW, or Adam, whose weight decay is an L2 penalty. Norms, biases, positions and strengths do not decay."""
+    """The section ``optimizer``: AdamW; or Adam, whose weight decay is an L2 penalty.
+
+    Norms, biases, positions and strengths do not decay.
+    """
 
     name: Literal["adamw", "adam"] = "adamw"
-    lr: Annotated[float, Field(ge=1e-30, le=1e30)] = 1e-3  # float32 holds little more
+    lr: Annotated[float, Field(ge=1e-30, le=1e30)] = 1e-3  # float32 represents little more
     betas: tuple[Share, Share] = (0.9, 0.999)
     eps: Annotated[float, Field(ge=1e-30)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
 
 
 class Schedule(Section):
-    """The learning rate by step, as a share of ``optimizer.lr``; see ``leadline.training.schedule``."""
+    """The section ``schedule``: learning rate by step, as a factor of ``optimizer.lr``; see ``training.schedule``."""
 
     name: Literal["cosine", "multi_step", "constant"] = "cosine"
-    warmup: Span = Span(0)  # linear, from lr * start
+    warmup: Span = Span(0)  # linear from lr * start
     start: Annotated[float, Field(ge=0, le=1)] = 0.0
     cooldown: Span = Span(0)  # linear to lr * final, at the end of the run; after a cosine: constant
     final: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -80,7 +83,7 @@ class Schedule(Section):
 
 
 class Batch(Section):
-    """``size`` counts the samples of one optimizer step, over all processes and accumulated parts."""
+    """The section ``batch``. ``size`` is the number of samples of one optimizer step, of all processes and parts."""
 
     size: Count = 128
     accumulate: Count = 1
@@ -93,16 +96,20 @@ class Batch(Section):
 
 
 class Regularise(Section):
+    """The section ``regularise``."""
+
     drop_path: Share = 0.0  # of the last block, growing linearly from 0
     smoothing: Share = 0.0  # of labels
     clip: Positive | None = None  # largest gradient norm
-    ema: Share | None = None  # decay of the averaged weights; with it, evaluation uses them
+    ema: Share | None = None  # decay of the averaged weights, which evaluations then use
 
 
 class Checkpoint(Section):
+    """The section ``checkpoint``."""
+
     every: Span = Span("10 %")
-    keep: Count = 2  # the newest ones; the best is kept besides
-    best: bool = True  # save also whenever an evaluation is better than those before
+    keep: Count = 2  # number of newest checkpoints that stay; the best one stays too
+    best: bool = True  # save also after an evaluation that is better than all before
 
     @field_validator("every")
     @classmethod
@@ -111,9 +118,9 @@ class Checkpoint(Section):
 
 
 class Watch(Section):
-    """The probe during training: figures of every layer on a small fixed batch, in ``probe.csv``."""
+    """The section ``watch``: the probe during training, figures of every layer on a small fixed batch in probe.csv."""
 
-    every: Span = Span(0)  # 0: not at all
+    every: Span = Span(0)  # 0: never
     entropy: bool = False
 
     @model_validator(mode="after")
@@ -123,12 +130,17 @@ class Watch(Section):
 
 
 class Log(Section):
-    every: Count = 20  # steps; the device is waited for no more often
+    """The section ``log``."""
+
+    every: Count = 20  # steps; only then the host waits for the device
     tensorboard: bool = False
 
 
 class Recipe(Section):
-    """A whole run. ``leadline train`` reads it from YAML; ``key=value`` changes one entry, ``out=DIR`` says where."""
+    """A whole run: what is trained on what, and how.
+
+    ``leadline train`` reads it from YAML. On its command line ``key=value`` changes one entry, such as ``out=DIR``.
+    """
 
     model: ModelSection
     data: Annotated[VisionData | TextData, Field(discriminator="name")]
@@ -139,19 +151,19 @@ class Recipe(Section):
     regularise: Regularise = Regularise()
     augment: Augment = Augment()
     precision: Literal["float32", "tf32", "bf16", "fp16"] = "float32"  # bf16, fp16: autocast, weights in float32
-    compile: Literal["none", "blocks", "model"] = "none"  # blocks: one compilation serves all of them
+    compile: Literal["none", "blocks", "model"] = "none"  # blocks: one compilation for all of them
     graph: bool = False  # the whole step as one CUDA graph, where one process has one GPU
-    checkpointing: bool = False  # recompute activations in the backward pass
-    distributed: Literal["auto", "ddp", "fsdp"] = "auto"  # auto: as accelerate is configured, else ddp
+    checkpointing: bool = False  # recomputes activations in the backward pass
+    distributed: Literal["auto", "ddp", "fsdp"] = "auto"  # auto: the configuration of accelerate, else ddp
     evaluate: Span = Span(1)  # how often
     checkpoint: Checkpoint = Checkpoint()
     watch: Watch = Watch()
     log: Log = Log()
     norm_limit: Positive = 1e6  # a gradient norm above it counts as divergence
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: Count | None = None  # of the CPU; None: torch's choice. Small models are faster with one
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0  # what torch takes
-    out: Place | None = None  # None: runs/ and the name of the recipe
+    threads: Count | None = None  # CPU threads; None: torch's choice. Small models are faster with one
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0  # the range of torch.manual_seed
+    out: Place | None = None  # folder of the run; ``load_recipe`` sets runs/NAME unless it is given
 
     @field_validator("length", "evaluate")
     @classmethod
@@ -176,7 +188,7 @@ class Recipe(Section):
         return self
 
     def model_options(self) -> dict[str, Any]:
-        """The overrides for ``create_model``: those of ``model``, and the drop path of ``regularise``."""
+        """Return the options for ``create_model``: those of ``model``, and the drop path of ``regularise``."""
         options = dict(self.model.model_extra or {})
         if self.regularise.drop_path:
             options["drop_path"] = self.regularise.drop_path
@@ -193,25 +205,36 @@ _PLACES = ("out", "data.path", "data.cache")
 
 
 class _Plain(yaml.SafeLoader):
-    """YAML in which a date is text, such as a folder's name, and a key that comes twice an error."""
+    """A YAML loader that reads dates as text, since a folder may be named so, and refuses repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        merge = "tag:yaml.org,2002:merge"  # keys that ``<<`` brings may be given again
+        merge = "tag:yaml.org,2002:merge"  # keys merged by ``<<`` may be given again
         keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
-        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
-        if twice:
-            raise yaml.constructor.ConstructorError(problem=f"{', '.join(twice)} comes twice{node.start_mark}")
+        repeated = sorted({str(key) for key in keys if keys.count(key) > 1})
+        if repeated:
+            raise yaml.constructor.ConstructorError(problem=f"{', '.join(repeated)} comes twice{node.start_mark}")
         return super().construct_mapping(node, deep)
 
 
 _Plain.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
 
 def load_recipe(file: str | os.PathLike[str], settings: Iterable[str] = ()) -> Recipe:
-    """Read a recipe and apply ``settings``, such as "schedule.warmup=5" or "out=runs/try"."""
+    """Read a recipe from a YAML file.
+
+    Args:
+        file: The file.
+        settings: Changes of single entries, such as "schedule.warmup=5" or "out=runs/try".
+
+    Returns:
+        The recipe, its keys and values checked.
+
+    Raises:
+        LeadlineError: The file is missing or no recipe, or a key or value is wrong; the message is one line.
+    """
     path = Path(file)
     if path.is_dir():
         raise LeadlineError(f"{path} is a folder; give a recipe, such as recipes/smoke_digits.yaml")
@@ -233,7 +256,17 @@ def load_recipe(file: str | os.PathLike[str], settings: Iterable[str] = ()) -> R
 
 
 def parse_recipe(tree: Mapping[str, Any]) -> Recipe:
-    """A recipe from plain values; the first thing that is wrong is one line."""
+    """Make a recipe from plain values, such as those that YAML or JSON hold.
+
+    Args:
+        tree: The sections and entries of the recipe.
+
+    Returns:
+        The recipe, its keys and values checked.
+
+    Raises:
+        LeadlineError: A key or value is wrong; the message is one line about the first of them.
+    """
     try:
         recipe = Recipe.model_validate(dict(tree))
     except ValidationError as error:
@@ -243,16 +276,25 @@ def parse_recipe(tree: Mapping[str, Any]) -> Recipe:
 
 
 def of_earlier(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe that a run wrote down, its drop path where it stands now: it could be given as model.drop_path."""
+    """Convert a recipe stored by an earlier version, where the drop path could be a key of ``model``."""
     model, regularise = tree.get("model"), tree.get("regularise")
     if not isinstance(model, dict) or not isinstance(regularise, dict) or "drop_path" not in model:
         return dict(tree)
-    kept = {name: value for name, value in model.items() if name != "drop_path"}
-    return {**tree, "model": kept, "regularise": {**regularise, "drop_path": model["drop_path"]}}
+    rest = {name: value for name, value in model.items() if name != "drop_path"}
+    return {**tree, "model": rest, "regularise": {**regularise, "drop_path": model["drop_path"]}}
 
 
 def differences(one: Recipe, other: Recipe, free: Iterable[str]) -> list[tuple[str, Any, Any]]:
-    """Where two recipes differ: (key, what one has, what the other has), but for what is ``free``."""
+    """List the differences of two recipes.
+
+    Args:
+        one: A recipe.
+        other: Another one.
+        free: Keys and sections that may differ, such as "length" or "data.path".
+
+    Returns:
+        (key, value in ``one``, value in ``other``) for every other key whose values differ.
+    """
     first, second = (dict(_flat(recipe.model_dump(mode="json"))) for recipe in (one, other))
     return [
         (key, first.get(key, "not set"), second.get(key, "not set"))
@@ -270,7 +312,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _apply(tree: dict[str, Any], setting: str) -> None:
-    """Put "a.b=value" into the tree; the value is read as YAML."""
+    """Put a setting "a.b=value" into the tree; the value is read as YAML."""
     key, equals, text = setting.partition("=")
     if not equals or not all(key.split(".")):
         raise LeadlineError(f"{setting!r} is no setting; write key=value, such as schedule.warmup=5 or out=runs/try")
@@ -290,15 +332,15 @@ def _apply(tree: dict[str, Any], setting: str) -> None:
 
 
 def _check_model(recipe: Recipe) -> None:
-    """Names, types and ranges of the overrides; how they fit each other and the data shows when the model is built."""
-    from leadline.models import MODELS
-    from leadline.nn.options import check_options
+    """Check the model's name, and the names, types and ranges of its options.
 
+    Whether the options fit each other and the data is checked when the model is built.
+    """
     if recipe.model.name not in MODELS:
         raise unknown_name("model", recipe.model.name, MODELS)
-    family = MODELS[recipe.model.name][0]
-    allowed = [field.name for field in fields(family.Config) if field.name != "drop_path"]  # that is in regularise
+    config = MODELS[recipe.model.name].config
+    allowed = [field.name for field in fields(config) if field.name != "drop_path"]  # a key of regularise
     for option in recipe.model.model_extra or {}:
         if option not in allowed:
             raise unknown_name(f"key of model, for {recipe.model.name},", option, allowed)
-    check_options(family.Config, recipe.model_options(), "model.")
+    check_options(config, recipe.model_options(), "model.")

@@ -1,4 +1,4 @@
-"""The parts recipes are made of: a section that knows its keys, and spans of training."""
+"""``Section``, the base of a recipe's sections, and the types of their values, such as ``Span``."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import core_schema
 
 Place = Annotated[str, AfterValidator(os.path.expanduser)]  # a file or folder; ~ is the user's own
+Share = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
 _SPAN = re.compile(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*(epochs?|steps?|%)?\s*")
 
 
 class Section(BaseModel):
-    """A section of a recipe: plain values, fixed once read, nothing but the keys that are declared."""
+    """Base of a recipe's sections: plain values that cannot be changed, and no keys but the declared ones."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _no_switch_for_a_number(cls, given: Any) -> Any:
-        """Python's True is 1, and YAML's yes is True."""
+        """Refuse true and false where a number is needed: in Python True is 1, and YAML reads yes as True."""
         for name, value in given.items() if isinstance(given, dict) else ():
             field = cls.model_fields.get(name)
             if isinstance(value, bool) and field is not None and _numeric(field.annotation):
@@ -36,31 +38,48 @@ def _numeric(annotation: Any) -> bool:
 
 
 def refuse_idle(section: Section, why: Mapping[str, str | None]) -> None:
-    """A key that is given and would do nothing is an error. ``why`` it would, by key; None: it does something."""
+    """Raise an error for a key that is given but has no effect.
+
+    Args:
+        section: The section.
+        why: For each key the reason why it has no effect; None: it has one.
+
+    Raises:
+        ValueError: A key with a reason differs from its default.
+    """
     for name, reason in why.items():
         if reason is not None and getattr(section, name) != type(section).model_fields[name].default:
             raise ValueError(f"{name} is given and {reason}, so it would do nothing; leave it out")
 
 
 class Span:
-    """A stretch of training: ``5`` or ``5 epochs``, ``300 steps``, or ``10 %`` of the run."""
+    """A duration in a training run: ``5`` or ``5 epochs``, ``300 steps``, or ``10 %`` of the run.
+
+    Args:
+        given: The duration as in a recipe.
+
+    Attributes:
+        text: The duration as given.
+        number: The number in it.
+        unit: "epoch", "step" or "%".
+    """
 
     def __init__(self, given: object) -> None:
         text = str(given)
-        found = None if isinstance(given, bool) else _SPAN.fullmatch(text)
-        if found is None:
+        match = None if isinstance(given, bool) else _SPAN.fullmatch(text)
+        if match is None:
             raise ValueError(f"{given!r} is no span; write 5 (epochs), '300 steps' or '10 %'")
         self.text: str = text.strip()
-        self.number = float(found[1])
+        self.number = float(match[1])
         if math.isinf(self.number):
             raise ValueError(f"{given!r} is no span; write a smaller number")
-        unit = (found[2] or "epochs").rstrip("s")
+        unit = (match[2] or "epochs").rstrip("s")
         self.unit: Literal["epoch", "step", "%"] = "%" if unit == "%" else "step" if unit == "step" else "epoch"
 
     def steps(self, steps_per_epoch: int, total: int) -> int:
-        """As a number of optimizer steps in a run of ``total`` steps, rounded down; 5e-10 saves 70 % from 69.99..."""
+        """Return the duration as a number of optimizer steps in a run of ``total`` steps, rounded down."""
         unit = {"epoch": steps_per_epoch, "step": 1, "%": total / 100}[self.unit]
-        return math.floor(self.number * unit + 1e-9)
+        return math.floor(self.number * unit + 1e-9)  # 1e-9: for products such as 69.999... steps instead of 70
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Span) and (self.number, self.unit) == (other.number, other.unit)

@@ -1,92 +1,143 @@
-"""The folder of a run: whose it is, its data, and its summary."""
+"""The folder of a run: names of its files, one run at a time, its recipe, its data, its summary."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from leadline.errors import LeadlineError, Stopped
 from leadline.files import whole
 from leadline.machine import lock
-from leadline.models.checkpoints import listed, newest
-from leadline.training.recipe.recipe import Recipe, differences, of_earlier, parse_recipe
-from leadline.training.run_folder.checkpoint import flush, write_json
+from leadline.models.checkpoints import Saved, listed, newest
+from leadline.training.recipe import Recipe, differences, of_earlier, parse_recipe
+from leadline.training.run_folder.checkpoint import flush, set_aside, write_json
 
 RECIPE, SUMMARY = "recipe.yaml", "summary.json"
 DATA = {"text": "text.json", "images": "images.json"}
+TRAINING, EVALUATION, PROBE = "log.csv", "evaluation.csv", "probe.csv"
+TENSORBOARD = "tensorboard"
+DIVERGENCE = "divergence.csv"
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what one may have of it
+FULL = (errno.ENOSPC, errno.EDQUOT)  # no space on the disk, or in the user's quota
 
-# What may change when a run goes on: how it is computed and watched, how long it is, where its data lie.
+# Keys that may change when a run continues: how it is computed and watched, how long it is, where its data are.
 FREE = (
     "length", "checkpoint", "watch", "log", "evaluate", "device", "threads", "compile", "graph", "distributed",
     "checkpointing", "norm_limit", "out", "data.path", "data.workers", "data.cache",
 )  # fmt: skip
 
 
-def owner(out: Path, recipe: Recipe) -> Recipe | None:
-    """The recipe that the folder has, which must be this one but for what may change; None: it has none."""
-    file = out / RECIPE
-    try:
-        before = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is damaged"
-        raise LeadlineError(f"{file} cannot be read ({why}); give another out=") from error
-    if not isinstance(before, dict):
-        saved = newest(out)
-        if saved is None:
-            return None
-        before = saved.state["recipe"]  # the file was lost
-    try:
-        found = parse_recipe(of_earlier(before))  # a version that had fewer keys did what their defaults say
-    except LeadlineError as error:
-        raise LeadlineError(f"{file} is no recipe ({error}); give another out=") from error
-    _compare(found, recipe, out)
-    return found
+class Previous(NamedTuple):
+    """The part of a run that a folder holds already: its recipe and its newest checkpoint, where there are any."""
+
+    recipe: Recipe | None
+    saved: Saved | None
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """Hold the folder: two processes that train in one take each other's files away."""
-    if os.name == "nt":  # no folder can be opened there
+def hold(out: Path) -> Iterator[None]:
+    """Lock the folder for this process: two runs in one folder would delete each other's files.
+
+    Raises:
+        LeadlineError: Another process trains in the folder, or it cannot be made.
+    """
+    if os.name == "nt":  # Windows cannot open folders
         yield
         return
     try:
         out.mkdir(parents=True, exist_ok=True)
-        held = os.open(out, os.O_RDONLY)
+        handle = os.open(out, os.O_RDONLY)
     except OSError as error:
         raise _unusable(out, error) from error
-    _held.add(held)
+    _locked.add(handle)
     try:
-        if not lock(held, wait=False):
+        if not lock(handle, wait=False):
             raise LeadlineError(f"another process is training in {out}; wait for it, or give another out=")
         yield
     finally:
-        _held.discard(held)
-        os.close(held)
+        _locked.discard(handle)
+        os.close(handle)
 
 
-def _let_go() -> None:
-    """In a child, such as a data worker, which may outlive the process that trains by seconds."""
-    for folder in _held:
-        os.close(folder)
-    _held.clear()
+def _release() -> None:
+    """Release the locks in a forked child, such as a data worker, which may outlive the training process."""
+    for handle in _locked:
+        os.close(handle)
+    _locked.clear()
 
 
-_held: set[int] = set()  # folders, as open files
+_locked: set[int] = set()  # file descriptors of folders
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_release)
 
 
-def claim(out: Path, recipe: Recipe) -> None:
-    """Make the folder this recipe's."""
+def take(out: Path, recipe: Recipe, total: int, settle: Callable[[Path], None], say: Callable[[str], None]) -> Previous:
+    """Make the folder this run's, or continue the run in it.
+
+    Args:
+        out: The folder, held by this process.
+        recipe: The recipe of the run.
+        total: Its length in steps.
+        settle: Writes what the data are into the folder; refuses other data than the run began with.
+        say: Prints a line.
+
+    Returns:
+        What the folder held before.
+
+    Raises:
+        LeadlineError: The folder belongs to another run, or none of its checkpoints can be continued.
+    """
+    before = _recipe_before(out, recipe)
+    saved = newest(out)
+    if saved is None and (damaged := listed(out)):
+        raise LeadlineError(
+            f"no checkpoint in {out} is whole ({', '.join(folder.name for _, folder in damaged)}); to begin anew give "
+            "another out= or remove them"
+        )
+    if saved is not None and saved.step > total:
+        raise LeadlineError(
+            f"length is {total} steps and {out} holds a checkpoint of step {saved.step}; make length longer or give "
+            "another out="
+        )
+    settle(out)
+    _write_recipe(out, recipe)
+    set_aside(out, say)
+    return Previous(before, saved)
+
+
+def _recipe_before(out: Path, recipe: Recipe) -> Recipe | None:
+    """Return the recipe that the folder holds, if any; raise if it differs in more than the ``FREE`` keys."""
+    file = out / RECIPE
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is damaged"
+        raise LeadlineError(f"{file} cannot be read ({reason}); give another out=") from error
+    if not isinstance(tree, dict):
+        saved = newest(out)
+        if saved is None:
+            return None
+        tree = saved.state["recipe"]  # the file was lost
+    try:
+        before = parse_recipe(of_earlier(tree))  # keys that an earlier version did not have take their defaults
+    except LeadlineError as error:
+        raise LeadlineError(f"{file} is no recipe ({error}); give another out=") from error
+    changed = [f"{key} ({old} there, {new} now)" for key, old, new in differences(before, recipe, FREE)]
+    if changed:
+        raise LeadlineError(
+            f"{out} holds a run of another recipe: {', '.join(changed)}; give another out= or the recipe of that run"
+        )
+    return before
+
+
+def _write_recipe(out: Path, recipe: Recipe) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         with whole(out / RECIPE) as new:
@@ -96,66 +147,67 @@ def claim(out: Path, recipe: Recipe) -> None:
         raise _unusable(out, error) from error
 
 
-def claim_data(out: Path, kind: str, found: dict[str, Any], origin: str) -> None:
-    """Write down the data that a run begins with; a run that goes on must have the same, wherever they lie.
+def claim_data(out: Path, kind: str, fingerprints: dict[str, Any], origin: str) -> None:
+    """Write down the data that a run begins with, or check that a run that continues has the same.
 
-    kind    "text" or "images".
-    found   a fingerprint of each split, and what else must stay.
-    origin  what the error calls the data at hand.
+    Args:
+        out: The folder of the run.
+        kind: "text" or "images".
+        fingerprints: A fingerprint of each split, and other facts of the data that must not change.
+        origin: How the error calls the given data.
+
+    Raises:
+        LeadlineError: The run in the folder began with other data, or the folder cannot be written.
     """
-    file, before = out / DATA[kind], read_data(out, kind) if listed(out) else {}
-    if changed := [split for split, own in found.items() if before.get(split, own) != own]:
+    before = read_data(out, kind) if listed(out) else {}
+    if changed := [name for name, value in fingerprints.items() if before.get(name, value) != value]:
         raise LeadlineError(
             f"{out} holds a run that began with other {kind}: {', '.join(changed)} of {origin} differ; give the {kind} "
             "it began with, or another out="
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_json(file, found)
+        write_json(out / DATA[kind], fingerprints)
     except OSError as error:
         raise _unusable(out, error) from error
 
 
-def check_data(run: Path, kind: str, split: str, found: str, origin: str) -> None:
-    """Where a run is evaluated and no data were asked for, they must be its own: a path may mean others elsewhere."""
-    if read_data(run, kind).get(split, found) != found:
+def read_data(out: Path, kind: str) -> dict[str, Any]:
+    """Read what ``claim_data`` wrote; empty if there is nothing, as in runs of early versions."""
+    return _read_object(out / DATA[kind])
+
+
+def check_data(run: Path, kind: str, split: str, fingerprint: str, origin: str) -> None:
+    """Check that data at the recipe's path are those of the run: the same path may hold others elsewhere.
+
+    Args:
+        run: The folder of the run.
+        kind: "text" or "images".
+        split: The split that is evaluated.
+        fingerprint: Its fingerprint here.
+        origin: How the error calls the data.
+
+    Raises:
+        LeadlineError: The run began with other data.
+    """
+    if read_data(run, kind).get(split, fingerprint) != fingerprint:
         raise LeadlineError(
             f"{origin} holds other {split} {kind} than {run} began with; give its own, or others on purpose, by --data"
         )
 
 
-def _unusable(out: Path, error: OSError) -> LeadlineError:
-    advice = "make room there and run the same command again" if error.errno in FULL else "give another folder"
-    return LeadlineError(f"out={out} cannot be used ({error.strerror or error}); {advice}")
-
-
-def read_data(out: Path, kind: str) -> dict[str, Any]:
-    """What ``claim_data`` wrote down; empty for a run from before it did."""
-    try:
-        found = json.loads((out / DATA[kind]).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _compare(before: Recipe, now: Recipe, out: Path) -> None:
-    changed = [f"{key} ({old} there, {new} now)" for key, old, new in differences(before, now, FREE)]
-    if changed:
-        raise LeadlineError(
-            f"{out} holds a run of another recipe: {', '.join(changed)}; give another out= or the recipe of that run"
-        )
-
-
 def read_summary(out: Path) -> dict[str, Any] | None:
-    """None where there is none, or it is damaged."""
-    try:
-        found = json.loads((out / SUMMARY).read_text())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and {"steps", "recipe"} <= found.keys() else None
+    """Read the summary of a finished run; None if there is none, or it is damaged."""
+    summary = _read_object(out / SUMMARY)
+    return summary if {"steps", "recipe"} <= summary.keys() else None
 
 
 def write_summary(out: Path, summary: dict[str, Any]) -> None:
+    """Write the summary of a finished run.
+
+    Raises:
+        Stopped: It cannot be written.
+    """
     try:
         write_json(out / SUMMARY, summary)
     except OSError as error:
@@ -163,3 +215,17 @@ def write_summary(out: Path, summary: dict[str, Any]) -> None:
             f"{out / SUMMARY} could not be written ({error.strerror}); the run itself is complete and saved, make room "
             "and run the same command again"
         ) from error
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """Read a JSON object; empty if the file is missing, damaged or holds something else."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _unusable(out: Path, error: OSError) -> LeadlineError:
+    advice = "make room there and run the same command again" if error.errno in FULL else "give another folder"
+    return LeadlineError(f"out={out} cannot be used ({error.strerror or error}); {advice}")

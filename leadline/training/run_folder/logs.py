@@ -1,4 +1,4 @@
-"""What a run writes while it goes: CSV files, TensorBoard, and a bar or lines for people."""
+"""The logs of a run: CSV files, TensorBoard, and a progress bar or lines on the console."""
 
 from __future__ import annotations
 
@@ -25,52 +25,62 @@ from rich.progress import (
 from leadline.data.made_once import reporting
 from leadline.errors import need
 from leadline.files import whole
-
-TRAINING, EVALUATION, PROBE = "log.csv", "evaluation.csv", "probe.csv"
+from leadline.training.run_folder.folder import EVALUATION, PROBE, TENSORBOARD, TRAINING
 
 
 def cut(file: Path, step: int) -> None:
-    """Drop the lines after ``step`` from a log, which a killed run wrote after its last checkpoint.
+    """Drop the rows of a log after ``step``, which a killed run wrote after its last checkpoint.
 
-    A last line that was cut short goes too.
+    An incomplete last line is dropped too. A file that does not exist is left so.
     """
     if not file.is_file():
         return
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    kept = lines[:1]
-    head = next(csv.reader(kept), [])
+    remaining = lines[:1]
+    head = next(csv.reader(remaining), [])
     column = head.index("step") if "step" in head else 0
     for line in lines[1:]:
         cells = next(csv.reader(io.StringIO(line)), [])
         if line.endswith("\n") and len(cells) > column and cells[column].isdigit() and int(cells[column]) <= step:
-            kept.append(line)
+            remaining.append(line)
+    complete = remaining and remaining[0].endswith("\n")
     with whole(file) as new:
-        new.write_text("".join(kept) if kept and kept[0].endswith("\n") else "", encoding="utf-8")
+        new.write_text("".join(remaining) if complete else "", encoding="utf-8")
+
+
+def read_rows(file: Path) -> list[dict[str, str]]:
+    """Read the rows of a log by column; empty if there is no such file."""
+    if not file.is_file():
+        return []
+    with file.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
 
 
 class Listener(Console):
-    """A console for a run: when whoever listened is gone, by a closed pipe or terminal, the run goes on in silence."""
+    """A console that turns quiet when its pipe or terminal is closed, so that the run continues."""
 
     def print(self, *objects: Any, **options: Any) -> None:
+        """Print, unless nobody reads any more."""
         try:
             super().print(*objects, **options)
         except OSError:
             self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
+        """Print nothing from here on."""
         self.quiet = True
-        with suppress(OSError, ValueError):  # what is left in the file's buffer must not fail at exit
+        with suppress(OSError, ValueError):  # flushing the rest of the file's buffer must not fail at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 @contextmanager
 def preparing(console: Console) -> Iterator[None]:
-    """Inside, what is made of the data, once, has a bar, or a line where nobody sees one."""
+    """Show the progress of preparing data that is cached: a bar each, or a line each if there is no terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
-        def tell(what: str, done: int, total: int | None) -> None:
+        def show(what: str, done: int, total: int | None) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(what, total=total)
                 if not console.is_terminal:
@@ -78,53 +88,63 @@ def preparing(console: Console) -> Iterator[None]:
             if done % 100 == 0:
                 bars.update(tasks[what], completed=done)
 
-        with reporting(tell):
+        with reporting(show):
             yield
 
 
 class Logs:
-    """The logs of one run, going on after ``step``. Only the first process has them (``main``)."""
+    """The logs of one run; only the first process writes them.
 
-    def __init__(self, out: Path, step: int, total: int, *, console: Console, main: bool, tensorboard: bool) -> None:
-        self.out, self.total, self.console, self.main = out, total, console, main
-        self.began, self.first = time.monotonic(), step
-        self.board: Any = None
+    Args:
+        out: The folder of the run.
+        total: The length of the run in steps.
+        console: Where lines and the progress bar go.
+        main: Whether this is the first process.
+        tensorboard: Whether to write TensorBoard files too.
+    """
+
+    def __init__(self, out: Path, total: int, console: Console, *, main: bool, tensorboard: bool) -> None:
+        self.out, self.total, self.console, self.main, self.tensorboard = out, total, console, main, tensorboard
+        self.began, self.start = time.monotonic(), 0  # when the logs were opened, and how many steps were done then
+        self.board: Any = None  # a SummaryWriter
         self.bar: Progress | None = None
-        if not main:
-            return
-        for name in (TRAINING, EVALUATION, PROBE):
-            cut(out / name, step or -1)  # a run that begins again also probes at step 0 again
-        if tensorboard:
-            writer = need("torch.utils.tensorboard", "train").SummaryWriter
-            self.board = writer(str(out / "tensorboard"), purge_step=step + 1 if step else 0)
-        if console.is_terminal:
-            self.bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[figures]}"),
-                console=console,
-            )
-            self.task = self.bar.add_task("training", total=total, completed=step, figures="")
-            self.bar.start()
+        self.task: TaskID | None = None  # of the bar
+
+    @contextmanager
+    def opened(self, step: int) -> Iterator[None]:
+        """Open the logs to continue after ``step`` steps; close them at the end."""
+        self.began, self.start = time.monotonic(), step
+        if self.main:
+            for name in (TRAINING, EVALUATION, PROBE):
+                cut(self.out / name, step or -1)  # a run that begins anew probes at step 0 again
+            if self.tensorboard:
+                writer = need("torch.utils.tensorboard", "train").SummaryWriter
+                self.board = writer(str(self.out / TENSORBOARD), purge_step=step + 1 if step else 0)
+            if self.console.is_terminal:
+                self.bar = _bar(self.console)
+                self.task = self.bar.add_task("training", total=self.total, completed=step, figures="")
+                self.bar.start()
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # the first failed write has been reported
+                self._close()
 
     def training(self, row: dict[str, Any]) -> None:
-        """Figures since the last row."""
+        """Write training figures, means over the steps since the last row."""
         if not self.main:
             return
         self._write(TRAINING, row)
         figures = f"loss {row['loss']:.4g}, {row['samples_per_second']:,.0f} samples/s"
-        if self.bar is not None:
+        if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=row["step"], figures=figures)
         else:
-            spent = time.monotonic() - self.began
-            left = spent / max(row["step"] - self.first, 1) * (self.total - row["step"])
+            seconds = time.monotonic() - self.began
+            left = seconds / max(row["step"] - self.start, 1) * (self.total - row["step"])
             self.say(f"step {row['step']}/{self.total}  {figures}, {_clock(left)} left")
 
     def evaluation(self, row: dict[str, Any], split: str) -> None:
+        """Write the figures of an evaluation on a split."""
         if not self.main:
             return
         self._write(EVALUATION, row)
@@ -132,10 +152,11 @@ class Logs:
         self.say(f"step {row['step']}/{self.total}  {split}: {figures}")
 
     def say(self, line: str) -> None:
+        """Print a line, whether the logs are open or not."""
         if self.main:
             self.console.print(line, soft_wrap=True, highlight=False, markup=False)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         if self.bar is not None:
             self.bar.stop()
         if self.board is not None:
@@ -155,7 +176,21 @@ class Logs:
                     self.board.add_scalar(f"{Path(name).stem}/{figure}", value, row["step"])
 
 
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[figures]}"),
+        console=console,
+    )
+
+
 def _clock(seconds: float) -> str:
+    """Format seconds as hours:minutes:seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -1,102 +1,53 @@
-"""Image classification."""
+"""Image classification: training on labelled images, and evaluating saved models on them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+import leadline
+from leadline.data.base import Batches
+from leadline.data.images.batches import VisionBatches
+from leadline.data.images.cache import Encoded, Pixels
+from leadline.data.images.plan import Augmentation
+from leadline.data.images.prefetch import default_workers
+from leadline.data.images.splits import ImageSets
+from leadline.data.images.sweep import Sweep
 from leadline.errors import LeadlineError, check_choice
-from leadline.training.recipe.section import Place, Section, refuse_idle
+from leadline.models import create_model
+from leadline.models.configs import ViTConfig
+from leadline.models.table import MODELS
+from leadline.training.recipe import Recipe, VisionData, parse_recipe
+from leadline.training.run_folder.folder import claim_data, read_data
+from leadline.training.tasks.base import Carry, SavedModel
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import torch
-    from torch import Tensor, nn
-
-    from leadline.data.base import Batches
-    from leadline.data.images.cache import Encoded, Pixels
-    from leadline.data.images.plan import Augmentation
-    from leadline.data.images.sweep import Sweep
-    from leadline.training.recipe.recipe import Recipe
-    from leadline.training.tasks.base import Carry
-
-Share = Annotated[float, Field(ge=0, lt=1)]
-Part = Annotated[float, Field(ge=0, le=1)]
 _PROBED = 16  # images of the probe
 _PIXELS = 1 << 20  # pixels of a batch of an evaluation, about
 SPLITS = ("train", "valid", "test")
 
 
-class VisionData(Section):
-    """Images and labels. ``path`` is a local copy; without it the hub's is downloaded (not for folder and digits).
+class VisionTask:
+    """Trains a model on labelled images; accuracy selects the best checkpoint.
 
-    valid  the part of the training images held out as the split "valid"; 0: none, training watches the test split.
-    limit  only the first so many training images.
-    store  "memory" keeps bytes on the device, "workers" decodes as it goes; auto: memory for CIFAR and digits.
+    Args:
+        recipe: The recipe.
+        device: Where to train.
+        rank: Number of this process.
+        world: Number of processes.
+        classes: Names of the classes of an image folder, in the order of a trained model. None: the folders of its
+            training images.
     """
 
-    name: Literal["cifar10", "cifar100", "imagenet", "folder", "digits"]
-    path: Place | None = None
-    image_size: Annotated[int, Field(ge=1)] | None = None  # None: as stored; ImageNet and folders 224
-    valid: Share = 0.0
-    limit: Annotated[int, Field(ge=1)] | None = None
-    mean: tuple[float, ...] | None = None  # None: the set's own
-    std: tuple[Annotated[float, Field(ge=1e-4)], ...] | None = None  # of pixels in [0, 1]
-    store: Literal["auto", "memory", "workers"] = "auto"
-    workers: Annotated[int, Field(ge=0)] | None = None  # None: most of the cores
-    cache: Place | None = None  # None: $LEADLINE_CACHE or ~/.cache/leadline
-
-    @model_validator(mode="after")
-    def _fitting(self) -> VisionData:
-        if self.name == "digits" and (self.path is not None or self.store == "workers"):
-            raise ValueError("name is 'digits', which are embedded; leave path and store out")
-        if self.name in ("cifar10", "cifar100") and self.store == "workers":
-            raise ValueError(f"name is {self.name!r}, which fits into memory; leave store out")
-        return self
-
-
-class Augment(Section):
-    """What is done to training images; see ``leadline.data.images.plan.Augmentation``."""
-
-    flip: bool = False
-    crop: Literal["none", "pad", "resized"] = "none"
-    padding: Annotated[int, Field(ge=1)] = 4
-    scale: tuple[Part, Part] = (0.08, 1.0)
-    ratio: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (3 / 4, 4 / 3)
-    rand_augment: str | None = None  # timm's name, such as rand-m9-mstd0.5
-    erase: Part = 0.0
-    mixup: Annotated[float, Field(ge=0)] = 0.0
-    cutmix: Annotated[float, Field(ge=0)] = 0.0
-    mix_prob: Part = 1.0
-    switch_prob: Part = 0.5
-
-    @field_validator("scale", "ratio")
-    @classmethod
-    def _ordered(cls, ends: tuple[float, float]) -> tuple[float, float]:
-        if ends[0] > ends[1]:
-            raise ValueError(f"{list(ends)} goes down; the smaller number comes first")
-        if ends[1] == 0:
-            raise ValueError(f"{list(ends)} leaves nothing of an image; the larger number must be above 0")
-        return ends
-
-    @model_validator(mode="after")
-    def _of_use(self) -> Augment:
-        box = None if self.crop == "resized" else "crop is not 'resized'"
-        mix = None if self.mixup or self.cutmix else "neither mixup nor cutmix is on"
-        pad = None if self.crop == "pad" else "crop is not 'pad'"
-        switch = None if self.mixup and self.cutmix else "mixup and cutmix are not both on"
-        refuse_idle(self, {"padding": pad, "scale": box, "ratio": box, "mix_prob": mix, "switch_prob": switch})
-        return self
-
-
-class VisionTask:
-    """Trains a model on labelled images; accuracy picks the best checkpoint."""
-
+    kind: ClassVar[str] = "images"
+    probed_on_cpu: ClassVar[bool] = True  # images are small and few
     best: tuple[str, Literal["max", "min"]] = ("accuracy", "max")
 
     def __init__(
@@ -107,14 +58,10 @@ class VisionTask:
         world: int = 1,
         classes: Sequence[str] | None = None,
     ) -> None:
-        """``classes``: of a folder, as a run has trained them; None: those of its training images."""
-        from leadline.data.images.prefetch import default_workers
-        from leadline.data.images.splits import ImageSets
-
         assert isinstance(recipe.data, VisionData)
         self.recipe, self.data, self.device, self.rank, self.world = recipe, recipe.data, device, rank, world
-        kept = self.data.model_dump(include={"name", "path", "image_size", "mean", "std", "store", "cache"})
-        self.sets = ImageSets(**kept, classes=classes)
+        stored = self.data.model_dump(include={"name", "path", "image_size", "mean", "std", "store", "cache"})
+        self.sets = ImageSets(**stored, classes=classes)
         self.look = self.sets.look()
         self.workers = default_workers(_local_world(world)) if recipe.data.workers is None else recipe.data.workers
         self.smoothing = recipe.regularise.smoothing
@@ -122,29 +69,28 @@ class VisionTask:
 
     @cached_property
     def train(self) -> Pixels | Encoded:
+        """The stored training images, those held out included."""
         images = self.sets.images("train")
         return images if self.recipe.augment.rand_augment is not None else _moved(images, self.device)
 
     @cached_property
     def test(self) -> Pixels | Encoded:
+        """The stored test images."""
         return _moved(self.sets.images("test"), self.device)
 
     @cached_property
     def members(self) -> dict[str, Tensor]:
-        """Which training images are trained on and which are held out."""
-        import torch
-
+        """Indices of the stored training images that are trained on ("train") and held out ("valid")."""
         return _split(torch.as_tensor(self.train.labels), self.data)
 
     @cached_property
     def batches(self) -> Batches:
-        from leadline.data.images.batches import VisionBatches
-
+        """The training batches by step, augmented."""
         return VisionBatches(
             self.train,
             self.members["train"],
             self.look,
-            _augmentation(self.recipe),
+            Augmentation(**self.recipe.augment.model_dump(), smoothing=self.smoothing),
             batch=self.recipe.batch.size,
             accumulate=self.recipe.batch.accumulate,
             seed=self.recipe.seed,
@@ -154,21 +100,21 @@ class VisionTask:
 
     @property
     def watched(self) -> Literal["valid", "test"]:
+        """The split of the evaluations during training."""
         return "valid" if self.data.valid else "test"
 
     @cached_property
     def fingerprints(self) -> dict[str, Any]:
+        """Fingerprints of the labels of the splits, and the names of a folder's classes."""
         return self.sets.fingerprints()
 
     def settle(self, out: Path) -> None:
-        from leadline.training.run_folder.folder import claim_data
-
-        claim_data(out, "images", self.fingerprints, self.data.path or self.data.name)
+        """Write the fingerprints into the folder of the run; refuse other images than it began with."""
+        claim_data(out, self.kind, self.fingerprints, self.data.path or self.data.name)
 
     def make_model(self) -> nn.Module:
-        from leadline.models import MODELS, create_model
-
-        if not hasattr(MODELS[self.recipe.model.name][0].Config, "num_classes"):
+        """Build the model of the recipe, with the classes, size and channels of the images."""
+        if not issubclass(MODELS[self.recipe.model.name].config, ViTConfig):
             raise LeadlineError(f"model is {self.recipe.model.name}, which takes no images; give one such as vit_tiny")
         options = self.recipe.model_options()
         channels = len(self.look.mean)
@@ -180,8 +126,7 @@ class VisionTask:
         return create_model(self.recipe.model.name, **options)
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor], carry: Carry) -> tuple[Tensor, dict[str, Tensor], Carry]:
-        import torch.nn.functional as F
-
+        """Compute the cross-entropy of a batch, and its accuracy where labels are not mixed."""
         logits, labels = model(batch["pixels"]), batch["labels"]
         if labels.is_floating_point():  # mixed, and smoothed by the mixing
             return F.cross_entropy(logits.float(), labels), {}, None
@@ -189,10 +134,7 @@ class VisionTask:
         return loss, {"accuracy": (logits.detach().argmax(-1) == labels).float().mean()}, None
 
     def evaluate(self, model: nn.Module, split: str = "valid") -> dict[str, float]:
-        """Accuracy and cross-entropy, without smoothing, over a split: "train" (not augmented), "valid" or "test"."""
-        import torch
-        import torch.nn.functional as F
-
+        """Compute accuracy and cross-entropy, without smoothing, over a split: "train", "valid" or "test"."""
         check_choice("split", split, SPLITS)
         sums = torch.zeros(3, device=self.device, dtype=torch.float64)
         was_training = model.training
@@ -207,14 +149,15 @@ class VisionTask:
         finally:
             model.train(was_training)
         if self.world > 1:
-            torch.distributed.all_reduce(sums)
+            dist.all_reduce(sums)
         right_sum, loss_sum, count = sums.tolist()
         return {"accuracy": right_sum / count, "loss": loss_sum / count}
 
     def sweep(self, split: str) -> Sweep:
-        """A split once through, in batches (pixels, labels, which rows count), not augmented; this process's part."""
-        from leadline.data.images.sweep import Sweep
+        """Return the batches (pixels, labels, which rows count) of one pass over a split, for this process.
 
+        Images are not augmented.
+        """
         if split == "valid" and self.watched != "valid":
             raise LeadlineError("split is 'valid' and data.valid is 0, nothing is held out; give 'test' or 'train'")
         if split not in self._sweeps:
@@ -226,21 +169,17 @@ class VisionTask:
         return self._sweeps[split]
 
     def _part(self, split: str) -> tuple[Pixels | Encoded, Tensor]:
-        """Images, and which of them a split has."""
-        import torch
-
+        """Return stored images, and the indices of those that belong to a split."""
         if split == "test":
             return self.test, torch.arange(len(self.test.labels))
         return self.train, self.members[split]
 
     def probe_inputs(self, split: str = "test") -> Tensor:
-        """A few images of a split, (16, C, size, size)."""
-        return self.images(_PROBED, split)
+        """Return a few images of a split, (16, C, size, size)."""
+        return self.samples(_PROBED, split)
 
-    def images(self, count: int, split: str = "test") -> Tensor:
-        """The first ``count`` images of a split as the model takes them, of a folder some of every class."""
-        from leadline.data.images.sweep import Sweep
-
+    def samples(self, count: int, split: str = "test") -> Tensor:
+        """Return the first ``count`` images of a split as the model takes them; of a folder some of every class."""
         images, members = self._part(split)
         apart = max(len(members) // count, 1) if self.data.name == "folder" else 1
         members = members[::apart][:count]
@@ -248,6 +187,7 @@ class VisionTask:
         return pixels
 
     def describe(self) -> dict[str, Any]:
+        """Return the data set and its sizes, for summary.json."""
         return {
             "set": self.data.name,
             "classes": self.look.classes,
@@ -257,18 +197,83 @@ class VisionTask:
             "test_images": len(self.test.labels),
         }
 
+    @classmethod
+    def takes(cls, config: Mapping[str, Any]) -> bool:
+        """Whether a saved model with this config.json is one of our image models."""
+        return config.get("family") == ViTConfig.family
+
+    @classmethod
+    def evaluator(cls, source: SavedModel, split: str, device: torch.device, **options: Any) -> VisionEvaluator:
+        """Load a saved image model and a split of its images; there are no options."""
+        if options:
+            raise LeadlineError(
+                f"{', '.join(options)} given, but {source.folder} holds no language model; leave it out"
+            )
+        return VisionEvaluator(source, split, device)
+
+
+class VisionEvaluator:
+    """A saved image model on one split of its images.
+
+    Args:
+        source: The model; its recipe is needed.
+        split: "train" (not augmented), "valid" or "test".
+        device: Where to evaluate.
+    """
+
+    def __init__(self, source: SavedModel, split: str, device: torch.device) -> None:
+        recipe = source.recipe
+        if recipe is None:
+            raise LeadlineError(
+                f"{source.folder} holds a model without its run; give the recipe whose data it is for by --recipe, "
+                "such as RUN/recipe.yaml"
+            )
+        if source.data is not None:
+            tree = recipe.model_dump(mode="json")
+            recipe = parse_recipe({**tree, "data": {**tree["data"], "path": source.data}})
+        classes = _trained_classes(source)
+        self.task, self.split = VisionTask(recipe, device, classes=classes), split
+        self.origin = self.task.data.path or self.task.data.name
+        part = "test" if split == "test" else "train"
+        source.check_data(VisionTask.kind, part, self.task.sets.fingerprint(part), self.origin)
+        self.model = leadline.load(source.folder).to(device)
+        self._check_fit(source.folder)
+        self.notes: list[str] = []
+        if self.task.data.name == "folder" and classes is None:
+            self.notes = [f"the classes of the training are unknown; those of {self.origin} are taken, in their order"]
+
+    def _check_fit(self, folder: Path) -> None:
+        """Raise an error unless the model takes these images and has their classes."""
+        config: Any = self.model.config
+        look = self.task.look
+        for option, value in (("num_classes", look.classes), ("image_size", look.size), ("channels", len(look.mean))):
+            own = getattr(config, option)
+            if own != value:
+                raise LeadlineError(f"{folder} has {option} {own} and the recipe's data {value}; give its own recipe")
+
+    def figures(self) -> dict[str, float]:
+        """Compute accuracy and cross-entropy."""
+        return self.task.evaluate(self.model, self.split)
+
+    def probe_inputs(self) -> Tensor:
+        """Return a few images of the split, (16, C, size, size)."""
+        return self.task.probe_inputs(self.split)
+
+
+def _trained_classes(source: SavedModel) -> list[str] | None:
+    """Read the classes of an image folder from the model's run, or from the run that the given recipe lies in."""
+    runs = [source.run, *([] if source.recipe_file is None else [source.recipe_file.parent])]
+    stored = (read_data(run, VisionTask.kind) for run in runs)
+    return next((data["classes"] for data in stored if "classes" in data), None)
+
 
 def _moved(images: Pixels | Encoded, device: torch.device) -> Pixels | Encoded:
-    """A set in memory, on the device: once, for training and for evaluation."""
-    from leadline.data.images.cache import Pixels
-
+    """Move images that are stored in memory to the device: once, for training and for evaluation."""
     return Pixels(images.images.to(device), images.labels) if isinstance(images, Pixels) else images
 
 
 def _split(labels: Tensor, data: VisionData) -> dict[str, Tensor]:
-    """Which training images are trained on and which are held out; the same ones for every seed of a run."""
-    import torch
-
+    """Choose the training images that are trained on and held out; the choice does not depend on the run's seed."""
     members = torch.arange(len(labels))
     if data.limit and data.name == "folder":  # whose images are in the order of their classes
         members = _by_turns(labels)
@@ -279,9 +284,7 @@ def _split(labels: Tensor, data: VisionData) -> dict[str, Tensor]:
 
 
 def _by_turns(labels: Tensor) -> Tensor:
-    """The images in an order in which the classes take turns, each class in an order of its own."""
-    import torch
-
+    """Order images so that the classes take turns, the images of each class in a fixed random order."""
     mixed = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
     by_class = mixed[labels[mixed].argsort(stable=True)]
     counts = labels.bincount()
@@ -289,12 +292,6 @@ def _by_turns(labels: Tensor) -> Tensor:
     return by_class[(torch.arange(len(labels)) - firsts).argsort(stable=True)]
 
 
-def _augmentation(recipe: Recipe) -> Augmentation:
-    from leadline.data.images.plan import Augmentation
-
-    return Augmentation(**recipe.augment.model_dump(), smoothing=recipe.regularise.smoothing)
-
-
 def _local_world(world: int) -> int:
-    """Processes on this machine, which share its cores."""
+    """Return the number of processes on this machine, which share its cores."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world))

@@ -17,7 +17,7 @@ from leadline.data.base import mix_seed
 from leadline.errors import LeadlineError
 from leadline.training import Stopped, find_checkpoint, train
 from leadline.training.distributed import join
-from leadline.training.engine import prepare_step
+from leadline.training.loop import prepare_step
 from leadline.training.optimizer import undecayed
 from leadline.training.schedule import LearningRate
 
