@@ -11,9 +11,9 @@ Three things are timed in turn, round by round, so that a clock that drifts meet
     carried   the same with carried scores, alpha' = .5
 
 With --deep it is recipes/kerneldoc_deep.yaml (48 layers, 16 x 512 tokens) and each arm of `leadline reproduce
-text-depth`, against pre-norm; with --strengths the GPT-2 Small recipe and each arm of `leadline reproduce hop-table2`,
-against standard attention. All in bf16 and compiled, gradients clipped, vocabulary 50,304, batches cut from tokens that
-are in memory. A ratio is meaningful within one run only.
+ours-text-depth`, against pre-norm; with --strengths the GPT-2 Small recipe and each arm of `leadline reproduce
+hop-table2`, against standard attention. All in bf16 and compiled, gradients clipped, vocabulary 50,304, batches cut
+from tokens that are in memory. A ratio is meaningful within one run only.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def measure(steps: dict[str, Callable[[int], None]], options: argparse.Namespace
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--deep", action="store_true", help="the arms of text-depth instead")
+    instead.add_argument("--deep", action="store_true", help="the arms of ours-text-depth instead")
     instead.add_argument("--strengths", action="store_true", help="the arms of hop-table2 instead")
     for name in ("batch", "tokens", "depth", "dim", "heads"):
         parser.add_argument(f"--{name}", type=int, help=f"{SMALL[name]}, with --deep {DEEP[name]}")

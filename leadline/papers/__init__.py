@@ -1,73 +1,92 @@
-"""A file per figure or table of the papers: setting, run, claims, plot. ``leadline reproduce`` runs them."""
+"""The papers' figures and tables, a file for each: its setting, its run, its claims, its plot.
+
+The path of a file is the id of its entry: ``hop/fig4.py`` is ``hop-fig4``. To add one, write the file and add its name
+to ``MODULES``. ``leadline reproduce`` runs them.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from leadline.papers.hop import ablation as hop_ablation
-from leadline.papers.hop import bounds as hop_bounds
-from leadline.papers.hop import fig4 as trained_language_violins
-from leadline.papers.hop import schemes as hop_schemes
-from leadline.papers.hop import skipless as trained_skipless
-from leadline.papers.hop import table1 as hop_table1
-from leadline.papers.hop import table2 as trained_language_gpt2
-from leadline.papers.hop import vit as trained_vits
-from leadline.papers.ours import depth_map
-from leadline.papers.ours import text_depth as trained_language_depth
 from leadline.papers.shared import runner, store
 from leadline.papers.shared.entry import Claim, Context, Entry, Result
 from leadline.papers.shared.page import write_page
-from leadline.papers.tse import fig1 as tse_fig1
-from leadline.papers.tse import fig2 as tse_fig2
-from leadline.papers.tse import fig3 as tse_fig3
-from leadline.papers.tse import fig4 as tse_fig4
-from leadline.papers.tse import fig5 as tse_fig5
-from leadline.papers.tse import fig6 as trained_depth80
-from leadline.papers.tse import fig7 as trained_language_xl
-from leadline.papers.tse import fig8 as tse_fig8
-from leadline.papers.tse import formulas as tse_formulas
-from leadline.papers.tse import spectral_gap as tse_spectral_gap
+from leadline.papers.shared.runner import Options
 
-__all__ = ["ENTRIES", "Claim", "Context", "Entry", "Result", "list_entries", "run_entries", "summaries", "write_page"]
+__all__ = [
+    "ENTRIES",
+    "Claim",
+    "Context",
+    "Entry",
+    "Options",
+    "Result",
+    "list_entries",
+    "run_entries",
+    "summaries",
+    "write_page",
+]
 
-ENTRIES: tuple[Entry, ...] = (
-    hop_table1.ENTRY,
-    hop_ablation.ENTRY,
-    hop_bounds.ENTRY,
-    hop_schemes.ENTRY,
-    tse_fig1.ENTRY,
-    tse_fig2.ENTRY,
-    tse_fig3.ENTRY,
-    tse_fig4.ENTRY,
-    tse_fig5.ENTRY,
-    tse_fig8.ENTRY,
-    tse_formulas.ENTRY,
-    tse_spectral_gap.ENTRY,
-    depth_map.ENTRY,
-    trained_depth80.ENTRY,
-    trained_skipless.ENTRY,
-    *trained_vits.ENTRIES,
-    trained_language_depth.ENTRY,
-    trained_language_gpt2.ENTRY,
-    trained_language_violins.ENTRY,
-    trained_language_xl.ENTRY,
+# in the order of `leadline reproduce list`
+MODULES = (
+    "hop.table1",
+    "hop.ablation",
+    "hop.bounds",
+    "hop.schemes",
+    "tse.fig1",
+    "tse.fig2",
+    "tse.fig3",
+    "tse.fig4",
+    "tse.fig5",
+    "tse.fig8",
+    "tse.formulas",
+    "tse.spectral_gap",
+    "ours.depth_map",
+    "tse.fig6",
+    "hop.skipless",
+    "hop.vit",
+    "hop.fig5",
+    "hop.fig6",
+    "hop.fig7",
+    "hop.fig8",
+    "hop.fig13",
+    "hop.fig14",
+    "hop.fig15",
+    "hop.fig16",
+    "ours.text_depth",
+    "hop.table2",
+    "hop.fig4",
+    "tse.fig7",
 )
+ENTRIES: tuple[Entry, ...] = tuple(import_module(f"{__name__}.{module}").ENTRY for module in MODULES)
 
 
 def list_entries() -> list[tuple[str, str]]:
-    """(id, title) of every entry."""
+    """Return (id, title) of every entry."""
     return [(entry.id, entry.title) for entry in ENTRIES]
 
 
 def run_entries(ids: str | Sequence[str], out: str | os.PathLike[str] = "results", **options: Any) -> bool:
-    """Run entries by id, "init", "trained" or "all"; whether every shape claim holds; see ``runner``."""
-    return runner.run_entries(ids, out, entries=ENTRIES, **options)
+    """Run entries, each into its own folder under ``out``; finished ones are not run again.
+
+    Args:
+        ids: Ids or groups ("init", "trained", "language") of entries, or "all".
+        out: Folder of the folders of entries, and of training runs.
+        options: The fields of ``Options``, such as ``device`` or ``budget``.
+
+    Returns:
+        Whether every shape claim holds.
+
+    Raises:
+        LeadlineError: If an id or an option is wrong, or images or text are missing.
+    """
+    return runner.run_entries(ids, out, ENTRIES, Options(**options))
 
 
 def summaries(ids: str | Sequence[str], out: str | os.PathLike[str] = "results") -> list[dict[str, Any]]:
-    """The summaries of finished entries under ``out``, for machines."""
-    found = [store.read(Path(out) / entry.id) for entry in runner.choose(ids, ENTRIES)]
-    return [summary for summary in found if summary is not None]
+    """Return the summaries of the finished entries under ``out``, as their summary.json holds them."""
+    stored = [store.read(Path(out) / entry.id) for entry in runner.choose(ids, ENTRIES)]
+    return [summary for summary in stored if summary is not None]

@@ -1,4 +1,4 @@
-"""Every entry at a tiny setting through its real code; what the papers print, where it is cheap to check."""
+"""Every entry at initialisation, run whole at a tiny setting, and numbers that the papers print."""
 
 import csv
 import io
@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from leadline import papers
 from leadline.metrics import mixed_norm, second_eigenvalue
 from leadline.nn.schemes import SCHEMES
 from leadline.papers import ENTRIES, Entry, list_entries, summaries
@@ -18,9 +19,9 @@ from leadline.papers.hop import ablation as hop_ablation
 from leadline.papers.hop import bounds as hop_bounds
 from leadline.papers.hop import schemes as hop_schemes
 from leadline.papers.hop import table1 as hop_table1
-from leadline.papers.shared import attention_nets as hop_nets
-from leadline.papers.shared import runner
+from leadline.papers.shared import attention_nets, runner
 from leadline.papers.shared.entry import Context
+from leadline.papers.shared.runner import Options
 from leadline.papers.tse import fig5 as tse_fig5
 from leadline.papers.tse import spectral_gap as tse_spectral_gap
 
@@ -40,7 +41,7 @@ TINY: dict[str, dict[str, Any]] = {
     "tse-fig8": {"n": 12, "widths": [4, 8], "samples": 10, "times": 4},
     "tse-formulas": {**TSE, "early": 3},
     "tse-spectral-gap": {"sizes": [4, 8, 32, 64], "trials": 3, "d": 64, "d_head": 8},
-    "depth-map": {
+    "ours-depth-map": {
         "n": 8,
         "d": 16,
         "heads": 2,
@@ -65,7 +66,7 @@ IDS = [
     "tse-fig8",
     "tse-formulas",
     "tse-spectral-gap",
-    "depth-map",
+    "ours-depth-map",
 ]
 
 
@@ -77,13 +78,23 @@ def tiny(entry: Entry) -> Entry:
 
 def run(entry: Entry, out: Path, **options: Any) -> dict[str, Any]:
     console = Console(file=io.StringIO(), width=160)
-    runner.run_entries(entry.id, out, entries=[tiny(entry)], device="cpu", console=console, embedded=True, **options)
+    runner.run_entries(entry.id, out, [tiny(entry)], Options(device="cpu", console=console, embedded=True, **options))
     return summaries(entry.id, out)[0]
 
 
 def test_all_entries_are_there() -> None:
     assert [entry.id for entry in INIT] == IDS
     assert list_entries() == [(entry.id, entry.title) for entry in ENTRIES]
+
+
+def test_every_id_is_a_path() -> None:
+    """The id of an entry names its file, and every file of hop, tse and ours is an entry."""
+    folder = Path(papers.__file__).parent
+    files = [path for name in ("hop", "tse", "ours") for path in (folder / name).rglob("*.py")]
+    ids = ["-".join(path.relative_to(folder).with_suffix("").parts) for path in files if path.name != "__init__.py"]
+    assert sorted(entry.id for entry in ENTRIES) == sorted(name.replace("_", "-") for name in ids)
+    for module, entry in zip(papers.MODULES, ENTRIES, strict=True):
+        assert module.replace(".", "-").replace("_", "-") == entry.id
 
 
 @pytest.mark.parametrize("entry", INIT, ids=lambda entry: entry.id)
@@ -119,21 +130,21 @@ def test_shape_claims_are_those_that_the_papers_make() -> None:
                 for claim in entry.run(Context(tiny(entry).setting, 0, torch.device("cpu"), embedded=True)).claims
             }
             for entry in INIT
-            if entry.id in ("hop-table1", "tse-fig2", "tse-fig4", "tse-fig5", "tse-fig8", "depth-map")
+            if entry.id in ("hop-table1", "tse-fig2", "tse-fig4", "tse-fig5", "tse-fig8", "ours-depth-map")
         }
     for name in ("hop-table1", "tse-fig2", "tse-fig4", "tse-fig5"):
         assert "shape" in kinds[name]
-    for name in ("tse-fig8", "depth-map"):
+    for name in ("tse-fig8", "ours-depth-map"):
         assert kinds[name] == {"digits"}
 
 
 def test_columns_share_their_weights() -> None:
     context = Context({**VIT, "depth": 2}, 0, torch.device("cpu"))
-    nets = [hop_nets.network(context, 4, "xavier", *strengths) for strengths in hop_nets.COLUMNS.values()]
+    nets = [attention_nets.network(context, 4, "xavier", *strengths) for strengths in attention_nets.COLUMNS.values()]
     for net in nets[1:]:
         for a, b in zip(nets[0].parameters(), net.parameters(), strict=True):
             assert torch.equal(a, b)
-    other = hop_nets.network(context, 5, "xavier", 0.0, 0.0)
+    other = attention_nets.network(context, 5, "xavier", 0.0, 0.0)
     assert not torch.equal(next(nets[0].blocks.parameters()), next(other.blocks.parameters()))
 
 
@@ -141,8 +152,10 @@ def test_columns_share_their_weights() -> None:
 def test_redrawn_patches(kind: str, variance: float) -> None:
     """Only the patches change, and they have the variance that their rule says (times the fan in, 3 x 8 x 8)."""
     context = Context({**VIT, "depth": 2}, 0, torch.device("cpu"))
-    plain = hop_nets.network(context, 4, "xavier", 0.0, 0.0)
-    other = hop_nets.network(context, 4, "xavier", 0.0, 0.0, redraw=lambda net: hop_nets.redraw_patches(net, kind))
+    plain = attention_nets.network(context, 4, "xavier", 0.0, 0.0)
+    other = attention_nets.network(
+        context, 4, "xavier", 0.0, 0.0, redraw=lambda net: attention_nets.redraw_patches(net, kind)
+    )
     assert (192 * other.patch.weight.var()).item() == pytest.approx(variance, rel=0.08)
     changed = {
         name for (name, a), b in zip(plain.named_parameters(), other.parameters(), strict=True) if not torch.equal(a, b)
@@ -210,9 +223,9 @@ def test_two_step_schemes_grow_by_their_root(tmp_path: Path) -> None:
     entry = next(entry for entry in ENTRIES if entry.id == "hop-schemes")
     setting = {**entry.setting, **VIT, "depth": 16}
     with torch.no_grad():
-        found = hop_schemes.measure(Context(setting, 0, torch.device("cpu"), embedded=True))
-    assert set(found) == set(SCHEMES)
-    spread = found["forward-central"][2]
+        measured = hop_schemes.measure(Context(setting, 0, torch.device("cpu"), embedded=True))
+    assert set(measured) == set(SCHEMES)
+    spread = measured["forward-central"][2]
     assert hop_schemes.growth(spread) == pytest.approx((1 + math.sqrt(5)) / 2, rel=0.01)
 
 

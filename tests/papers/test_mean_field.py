@@ -9,6 +9,7 @@ import torch
 from leadline.metrics import token_similarity
 from leadline.nn import BlockConfig, TransformerBlock
 from leadline.papers.ours import depth_map
+from leadline.papers.shared.entry import Context
 from leadline.papers.shared.mean_field import (
     PLACEMENTS,
     Point,
@@ -64,7 +65,7 @@ SETTING = {**depth_map.ENTRY.setting, "depth": 40, "seeds": 2}
 
 @pytest.mark.parametrize("point", [Point(gain=2.0), Point(alpha=0.3), Point("pre"), Point("post, no skip", alpha=0.6)])
 def test_prediction_is_near_real_blocks(point: Point) -> None:
-    context = depth_map.Context(SETTING, 3, torch.device("cpu"))
+    context = Context(SETTING, 3, torch.device("cpu"))
     with torch.no_grad():
         measured = depth_map.measure(context, point)
     assert measured <= 40

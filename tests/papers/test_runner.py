@@ -1,4 +1,4 @@
-"""Running, storing, resuming and reporting, with entries made for the purpose."""
+"""Running, storing, resuming and reporting, with entries that only these tests have."""
 
 import csv
 import io
@@ -14,11 +14,11 @@ from rich.console import Console
 
 from leadline.errors import LeadlineError
 from leadline.papers.hop import table1 as hop_table1
-from leadline.papers.shared import entry as base
 from leadline.papers.shared import runner, store
 from leadline.papers.shared.entry import Claim, Context, Entry, Result, above, below, first_above, within
 from leadline.papers.shared.page import write_page
 from leadline.papers.shared.plots import panels
+from leadline.papers.shared.runner import Options
 
 
 class Counter:
@@ -53,16 +53,16 @@ def make(name: str = "one", **options: Any) -> tuple[Entry, Counter]:
 
 def run(entries: list[Entry], out: Path, ids: Any = "all", **options: Any) -> tuple[bool, str]:
     console = Console(file=io.StringIO(), width=160)
-    holds = runner.run_entries(ids, out, entries=entries, device="cpu", console=console, **options)
+    holds = runner.run_entries(ids, out, entries, Options(device="cpu", console=console, **options))
     return holds, console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_what_a_run_leaves(tmp_path: Path) -> None:
     entry, _ = make()
-    holds, said = run([entry], tmp_path)
+    holds, output = run([entry], tmp_path)
     assert holds
-    assert "1 of 1 shape claims hold" in said
-    assert "A note." in said
+    assert "1 of 1 shape claims hold" in output
+    assert "A note." in output
     folder = tmp_path / "one"
     assert sorted(file.name for file in folder.iterdir()) == ["figure.png", "figure.svg", "numbers.csv", "summary.json"]
     summary = json.loads((folder / "summary.json").read_text())
@@ -82,38 +82,38 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
 def test_only_a_false_shape_fails(tmp_path: Path, shape: bool, digits: bool, expected: bool) -> None:
     entry, _ = make(shape=shape, digits=digits)
     assert run([entry], tmp_path)[0] is expected
-    holds, said = run([entry], tmp_path)  # from the store
+    holds, output = run([entry], tmp_path)  # from the store
     assert holds is expected
-    assert ("does not hold: one: a | shape" in said) is not expected
+    assert ("does not hold: one: a | shape" in output) is not expected
 
 
 @pytest.mark.parametrize(
-    ("kinds", "said_of_them"),
+    ("kinds", "line"),
     [
         (["shape"], "\n1 of 1 shape claims hold. 1 entry, 0 s."),
         (["digits"], "\n1 of 1 digits are within their tolerance. 1 entry, 0 s."),
         ([], "\n1 entry, 0 s."),
     ],
 )
-def test_claims_that_there_are_none_of_are_not_counted(tmp_path: Path, kinds: list[str], said_of_them: str) -> None:
+def test_claims_that_there_are_none_of_are_not_counted(tmp_path: Path, kinds: list[str], line: str) -> None:
     entry, counter = make()
 
     def some(context: Context) -> Result:
         result = counter(context)
         return replace(result, claims=[claim for claim in result.claims if claim.kind in kinds])
 
-    holds, said = run([replace(entry, run=some)], tmp_path)
+    holds, output = run([replace(entry, run=some)], tmp_path)
     assert holds
-    assert said_of_them in said
-    assert "0 of 0" not in said
+    assert line in output
+    assert "0 of 0" not in output
 
 
 def test_finished_entries_are_not_run_again(tmp_path: Path) -> None:
     entry, counter = make()
     run([entry], tmp_path)
-    _, said = run([entry], tmp_path)
+    _, output = run([entry], tmp_path)
     assert counter.runs == 1
-    assert "finished before" in said
+    assert "finished before" in output
     run([entry], tmp_path, force=True)
     assert counter.runs == 2
     run([entry], tmp_path, seed=1)
@@ -149,7 +149,7 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=160)
     entries = [first, replace(second, run=interrupted)]
     with pytest.raises(KeyboardInterrupt):
-        runner.run_entries("all", tmp_path, entries=entries, seed=1, device="cpu", console=console)
+        runner.run_entries("all", tmp_path, entries, Options(seed=1, device="cpu", console=console))
     assert "the same command goes on" in console.file.getvalue()  # type: ignore[attr-defined]
     assert store.read(tmp_path / "second") is None
     run([first, second], tmp_path, seed=1)
@@ -189,16 +189,16 @@ def test_map_is_in_order_and_leaves_torch_as_it_was(threads: int) -> None:
 def test_numbers_do_not_depend_on_threads(tmp_path: Path) -> None:
     """Nets are drawn from the one global generator, in whatever order the threads come to it."""
     setting = {**hop_table1.ENTRY.setting, "dim": 24, "image_size": 32, "patch_size": 16, "depth": 6, "count": 2}
-    before, found = torch.get_num_threads(), []
+    before, measured = torch.get_num_threads(), []
     try:
         for threads in (1, 4):
             torch.set_num_threads(threads)
             context = Context({**setting, "seeds": 2}, 0, torch.device("cpu"), embedded=True)
-            found.append(hop_table1.measure(context))
+            measured.append(hop_table1.measure(context))
     finally:
         torch.set_num_threads(before)
-    for key, values in found[0].items():
-        assert torch.equal(values, found[1][key])
+    for key, values in measured[0].items():
+        assert torch.equal(values, measured[1][key])
 
 
 def test_streams_are_independent() -> None:
@@ -214,7 +214,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
         raise LeadlineError("CIFAR-10 is not on this machine; --data FOLDER")
 
     monkeypatch.setattr("leadline.papers.shared.material.load_cifar10", fail)
-    monkeypatch.setattr(base, "load_cifar10", fail)
+    monkeypatch.setattr("leadline.papers.shared.entry.load_cifar10", fail)
 
 
 def test_without_cifar_the_others_run_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,8 +234,8 @@ def test_without_cifar_the_others_run_first(tmp_path: Path, monkeypatch: pytest.
 def test_embedded_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offline(monkeypatch)
     needy, counter = make("needy", images=True)
-    _, said = run([needy], tmp_path, embedded=True)
-    assert "scikit-learn's digits in place of CIFAR-10" in said
+    _, output = run([needy], tmp_path, embedded=True)
+    assert "scikit-learn's digits in place of CIFAR-10" in output
     summary = store.read(tmp_path / "needy")
     assert summary["setting"]["images"] == "scikit-learn digits"
     assert summary["notes"][0] == runner.EMBEDDED
@@ -265,11 +265,11 @@ def test_choice_of_entries() -> None:
 def test_bad_device_and_folder(tmp_path: Path) -> None:
     entry, counter = make()
     with pytest.raises(LeadlineError, match="device is 'nonsense'"):
-        runner.run_entries("all", tmp_path, entries=[entry], device="nonsense")
+        runner.run_entries("all", tmp_path, [entry], Options(device="nonsense"))
     (tmp_path / "file").write_text("")
     with pytest.raises(LeadlineError, match="cannot be made"):
         run([entry], tmp_path / "file")
-    for page in (tmp_path, tmp_path / "file" / "page.md"):  # found out before anything has run
+    for page in (tmp_path, tmp_path / "file" / "page.md"):  # an error before anything has run
         with pytest.raises(LeadlineError, match="cannot be written"):
             run([entry], tmp_path / "out", page=page)
     assert counter.runs == 0

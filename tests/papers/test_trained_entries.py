@@ -1,4 +1,4 @@
-"""The trained entries of vision from end to end, on the embedded digits, at sizes of seconds."""
+"""The entries that train on images, run whole on the embedded digits at sizes that take seconds."""
 
 import csv
 import io
@@ -14,12 +14,13 @@ from image_files import write_cifar
 from rich.console import Console
 
 from leadline.papers import ENTRIES
-from leadline.papers.hop import skipless as trained_skipless
-from leadline.papers.hop import vit as trained_vits
-from leadline.papers.shared import runner, store
+from leadline.papers.hop import skipless
+from leadline.papers.shared import runner, store, vits
 from leadline.papers.shared.attention_nets import COLUMNS
 from leadline.papers.shared.entry import Context, Entry
-from leadline.papers.tse import fig6 as trained_depth80
+from leadline.papers.shared.runner import Options
+from leadline.papers.shared.trained import training_setting
+from leadline.papers.tse import fig6
 from leadline.training.runs import Job
 from leadline.training.runs.jobs import recipe_of
 from leadline.training.tasks import build_task
@@ -36,9 +37,8 @@ def shrunk(name: str, short: dict[str, Any], **setting: Any) -> Entry:
 
 def run(entries: list[Entry], out: Path, **options: Any) -> str:
     console = Console(file=io.StringIO(), width=300)
-    runner.run_entries(
-        "all", out, entries=entries, device="cpu", embedded=True, console=console, page=out / "cifar10.md", **options
-    )
+    page = out / "cifar10.md"
+    runner.run_entries("all", out, entries, Options(device="cpu", embedded=True, console=console, page=page, **options))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -59,9 +59,9 @@ def test_depth_80(tmp_path: Path) -> None:
     ]
     curves = rows(tmp_path / "tse-fig6" / "curves.csv")
     for first, figure, scale in ((0, "training_loss", 1), (3, "test_accuracy", 100)):
-        found = {arm: [float(r[figure]) for r in runs if r["arm"] == arm] for arm in trained_depth80.ARMS}
-        means = {arm: scale * fmean(values) for arm, values in found.items()}
-        for i, (one, other) in enumerate(trained_depth80.PAIRS):
+        values = {arm: [float(r[figure]) for r in runs if r["arm"] == arm] for arm in fig6.ARMS}
+        means = {arm: scale * fmean(of_arm) for arm, of_arm in values.items()}
+        for i, (one, other) in enumerate(fig6.PAIRS):
             assert summary["claims"][first + i]["ours"] == pytest.approx(means[one] - means[other])
     for row in runs:  # 7 steps: the last tenth is the last of them
         own = [r for r in curves if (r["arm"], r["seed"], r["curve"]) == (row["arm"], row["seed"], "training")]
@@ -102,41 +102,43 @@ def test_skipless(tmp_path: Path) -> None:
 
 def test_initialisations_are_crossed_at_some_depths() -> None:
     setting = BY_ID["hop-skipless"].with_budget("short").setting
-    found = trained_skipless.cells(setting)
-    assert len(found) == 4 * 5
-    assert {depth for init, depth, _ in found if init == "trunc_normal"} == {2, 4, 8, 12}
-    assert {depth for init, depth, _ in found if init == "xavier"} == {8}
+    cells = skipless.cells(setting)
+    assert len(cells) == 4 * 5
+    assert {cell.depth for cell in cells if cell.init == "trunc_normal"} == {2, 4, 8, 12}
+    assert {cell.depth for cell in cells if cell.init == "xavier"} == {8}
 
 
 def test_vits_share_their_runs(tmp_path: Path) -> None:
     short = {"epochs": dict.fromkeys("TSBL", 1), "lrs": dict.fromkeys("TSBL", 1e-3)}
     models = dict.fromkeys("TSBL", SMALL)
     names = ("hop-vit", "hop-fig6", "hop-fig16")
-    said = run(
+    output = run(
         [shrunk(name, short, models=models, **({"seeds": 2} if name == "hop-vit" else {})) for name in names], tmp_path
     )
     # four ways by two seeds; figure 6 adds .7, figure 16 nothing
     assert len(list((tmp_path / "runs").iterdir())) == 9
-    assert "peak at cosine 1" in said
+    assert "peak at cosine 1" in output
     for name in names:
         assert (tmp_path / "cifar10" / f"{name}.png").is_file()
     for table in ("layers", "runs", "curves"):
         assert {row["arm"] for row in rows(tmp_path / "hop-fig6" / f"{table}.csv")} == {"standard", ".5", ".7"}
-    assert said.count("scikit-learn's digits in place of CIFAR-10") == 3  # once an entry
+    assert output.count("scikit-learn's digits in place of CIFAR-10") == 3  # once an entry
     assert {row["arm"] for row in rows(tmp_path / "hop-vit" / "curves.csv")} == set(COLUMNS)
     assert len(rows(tmp_path / "hop-fig16" / "entropy.csv")) == 2 * 2  # layers by heads
 
 
 @pytest.mark.parametrize("lost", ["standard", "both"])
 def test_a_run_that_diverges_costs_no_other(lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left is drawn; what cannot be known is said, and its claims do not hold."""
-    recipe = trained_vits.recipe
+    """The other runs are drawn; what is unknown is described as such, and its claims do not hold."""
+    recipe = vits.recipe
 
     def hot(setting: Any, size: str, arm: str, seed: int) -> dict[str, Any]:
-        found = recipe(setting, size, arm, seed)
-        return {**found, "optimizer": {**found["optimizer"], "lr": 1e30}} if arm == lost and seed == 0 else found
+        sections = recipe(setting, size, arm, seed)
+        if arm == lost and seed == 0:
+            sections["optimizer"] = {**sections["optimizer"], "lr": 1e30}
+        return sections
 
-    monkeypatch.setattr(trained_vits, "recipe", hot)
+    monkeypatch.setattr(vits, "recipe", hot)
     short = {"epochs": dict.fromkeys("TSBL", 1), "lrs": dict.fromkeys("TSBL", 1e-3)}
     models = dict.fromkeys("TSBL", SMALL)
     names = ("hop-vit", "hop-fig6", "hop-fig15", "hop-fig16")
@@ -153,8 +155,8 @@ def test_a_run_that_diverges_costs_no_other(lost: str, tmp_path: Path, monkeypat
     assert claims[gone]["ours"] is None
     assert not claims[gone]["holds"]
     assert claims[".7"]["ours"] is not None
-    said = " ".join(cosines["notes"])
-    assert ("is not known: its run diverged" in said) == (lost == "standard")
+    notes = " ".join(cosines["notes"])
+    assert ("is not known: its run diverged" in notes) == (lost == "standard")
     assert plain is not None
     assert ("entropy.csv" in plain["files"]) == (lost != "standard")
     assert hopfield is not None
@@ -171,8 +173,8 @@ def test_figures_of_other_images_are_not_taken_over(tmp_path: Path) -> None:
 
     def runs(data: str) -> int:
         console = Console(file=io.StringIO(), width=300)
-        options: dict[str, Any] = {"entries": [entry], "device": "cpu", "console": console}
-        runner.run_entries("all", tmp_path / "out", data=tmp_path / data, **options)
+        options = Options(data=tmp_path / data, device="cpu", console=console)
+        runner.run_entries("all", tmp_path / "out", [entry], options)
         return len(list((tmp_path / "out" / "runs").iterdir()))
 
     assert [runs(data) for data in ("one", "copy", "two")] == [1, 1, 2]
@@ -186,10 +188,10 @@ def test_figures_of_other_images_are_not_taken_over(tmp_path: Path) -> None:
 def test_the_full_budget_runs_on_digits(tmp_path: Path) -> None:
     """Without RandAugment, which needs colour."""
     context = Context(BY_ID["hop-vit"].with_budget("full").setting, 0, torch.device("cpu"), embedded=True, out=tmp_path)
-    recipe = trained_vits.recipe(context.setting, "S", "both", 0)
+    recipe = vits.recipe(context.setting, "S", "both", 0)
     assert recipe["augment"]["rand_augment"]
-    found = recipe_of(context.training(), Job("x", recipe))
-    assert found.augment.rand_augment is None
-    assert not found.augment.flip
-    assert found.augment.mixup == 0.8
-    assert build_task(found, torch.device("cpu")).batches.steps_per_epoch > 0
+    completed = recipe_of(training_setting(context), Job("x", recipe))
+    assert completed.augment.rand_augment is None
+    assert not completed.augment.flip
+    assert completed.augment.mixup == 0.8
+    assert build_task(completed, torch.device("cpu")).batches.steps_per_epoch > 0

@@ -8,9 +8,9 @@ import torch
 
 from leadline.models import create_model
 from leadline.papers import ENTRIES
-from leadline.papers.hop import skipless as trained_skipless
-from leadline.papers.hop import vit as trained_vits
-from leadline.papers.tse import fig6 as trained_depth80
+from leadline.papers.hop import skipless
+from leadline.papers.shared import vits
+from leadline.papers.tse import fig6
 from leadline.training.recipe import load_recipe, parse_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -62,7 +62,7 @@ def _built(options: dict[str, Any]) -> Any:
 def test_depth_80(budget: str, arm: str, settings: list[str]) -> None:
     setting = SETTINGS["tse-fig6", budget]
     file = "tse_fig6" + "_short" * (budget == "short")
-    same(file, settings, trained_depth80.recipe(setting, arm, 0))
+    same(file, settings, fig6.recipe(setting, arm, 0))
 
 
 @pytest.mark.parametrize("budget", ["short", "full"])
@@ -72,7 +72,7 @@ def test_depth_80(budget: str, arm: str, settings: list[str]) -> None:
 )
 def test_skipless(budget: str, column: str, settings: list[str]) -> None:
     setting = SETTINGS["hop-skipless", budget]
-    expected = trained_skipless.recipe(setting, ("trunc_normal", 4, column), 3e-4, 0, True)
+    expected = skipless.recipe(setting, skipless.Cell("trunc_normal", 4, column), 3e-4, 0, True)
     settings = [*settings, "model.depth=4", "optimizer.lr=3e-4"]
     same("skipless" + "_short" * (budget == "short"), settings, expected)
 
@@ -83,7 +83,7 @@ def test_skipless(budget: str, column: str, settings: list[str]) -> None:
     [("both", []), ("standard", ["model.attention=standard"]), (".7", ["model.alpha=.7", "model.alpha_prime=.7"])],
 )
 def test_table_3(size: str, file: str, arm: str, settings: list[str]) -> None:
-    expected = trained_vits.recipe(SETTINGS["hop-vit", "full"], size, arm, 0)
+    expected = vits.recipe(SETTINGS["hop-vit", "full"], size, arm, 0)
     same(f"hop_vit_{file}", settings, expected)
     for name in ("cifar100", "imagenet"):
         assert load_recipe(RECIPES / f"hop_vit_{file}.yaml", [*settings, f"data.name={name}"]).data.name == name
@@ -99,7 +99,7 @@ def test_table_3(size: str, file: str, arm: str, settings: list[str]) -> None:
     ],
 )
 def test_short_vits(size: str, settings: list[str]) -> None:
-    expected = trained_vits.recipe(SETTINGS["hop-vit", "short"], size, "both", 0)
+    expected = vits.recipe(SETTINGS["hop-vit", "short"], size, "both", 0)
     expected["length"] = expected["length"].removesuffix(" epochs") if settings and size != "T" else expected["length"]
     same("hop_vit_short", settings, expected)
 

@@ -1,9 +1,10 @@
-"""HOP appendix D: printed and repaired bounds beside the residuals they bound, layer by layer."""
+"""HOP appendix D: printed and repaired bounds, beside the residuals that they bound, layer by layer."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +18,20 @@ from leadline.theory import AttentionLayer, LayerBound, largest_leaf, layer_boun
 
 SHARP = math.log(10.0)  # within a factor 10 of the truth
 LOG10 = math.log(10.0)
-FORMS = {"repaired": "--", "printed": ":"}  # and how they are drawn
+FORMS = {"repaired": "--", "printed": ":"}  # with their line styles
 WINDOW = (-30.0, 50.0)  # powers of ten that a panel shows
 
 
+class Net(NamedTuple):
+    """One net: the factor on its weights, the column of its cure, and the form of the bound."""
+
+    scale: float
+    column: str
+    form: str
+
+
 def shrink(model: ViT, scale: float) -> ViT:
-    """The same net with all weights of its attention multiplied by ``scale``."""
+    """Multiply all weights of attention by ``scale``, in place; return the net."""
     with torch.no_grad():
         for module in model.blocks.modules():
             if isinstance(module, nn.Linear):
@@ -31,7 +40,7 @@ def shrink(model: ViT, scale: float) -> ViT:
 
 
 def verdict(bound: LayerBound, start: Tensor) -> str:
-    """What the bound is worth at this layer; ``start`` is log ||res|| of what entered the net."""
+    """Return what the bound is worth at this layer; ``start`` is log ||res|| (images,) of what entered the net."""
     if not bound.above_noise.all():
         return "residual is rounding noise"
     if not bound.holds.all():
@@ -44,11 +53,17 @@ def verdict(bound: LayerBound, start: Tensor) -> str:
 
 
 def two_tokens_that_count(n: int, w_vo: Tensor, head_dim: int) -> tuple[AttentionLayer, Tensor, Tensor]:
-    """Attention goes to two tokens, through the bias of the queries; one row of carried scores tilts it by .2."""
+    """Build attention that goes to two tokens through the bias of the queries, and whose first row is tilted by .2.
+
+    The carried scores of that row make the tilt.
+
+    Returns:
+        The layer, its input (n, 2) and its carried scores (heads, n, n).
+    """
     heads = len(w_vo)
     X = torch.zeros(n, 2, dtype=torch.float64)
     X[:2, 0] = torch.tensor([1.0, -1.0])
-    X[:2, 1] = 1e-6  # by which the keys of these two are found
+    X[:2, 1] = 1e-6  # the bias of the queries finds the keys of these two by it
     b_qk = torch.tensor([0, 1e9], dtype=torch.float64).expand(heads, 2)
     layer = AttentionLayer(torch.zeros(heads, 2, 2, dtype=torch.float64), w_vo, head_dim, alpha_prime=0.5, b_qk=b_qk)
     state = torch.zeros(heads, n, n, dtype=torch.float64)
@@ -57,7 +72,11 @@ def two_tokens_that_count(n: int, w_vo: Tensor, head_dim: int) -> tuple[Attentio
 
 
 def counter_examples(width: int) -> list[dict[str, Any]]:
-    """Where the printed statements fail: what is true, what is printed, what the repaired form says."""
+    """Return cases where printed statements fail: the actual value, the printed bound and the repaired one.
+
+    Args:
+        width: The width d of the case for Lemma D.2.
+    """
     one = torch.tensor([[[1.0], [0.0]]], dtype=torch.float64)
     two = torch.zeros(2, 2, width, dtype=torch.float64)
     two[0, 0, 0], two[1, 0] = 1, width**-0.5
@@ -80,40 +99,52 @@ def counter_examples(width: int) -> list[dict[str, Any]]:
     return rows
 
 
-def run(context: Context) -> Result:
+Verdicts = dict[tuple[Net, int], str]  # by net and layer
+
+
+def measure(context: Context) -> tuple[dict[Net, list[LayerBound]], Tensor]:
+    """Return the bound of each layer of each net, and log ||res|| (images,) of what enters all of them."""
     setting = context.setting
     pixels = context.images(setting["count"], setting["image_size"])
-    scales = setting["scales"]
-    keys = [
-        (scale, column, form)
-        for scale in scales
+    nets = [
+        Net(scale, column, form)
+        for scale in setting["scales"]
         for column, (alpha, _) in COLUMNS.items()
         for form in FORMS
         if form == "repaired" or not alpha  # the printed bounds know no alpha
     ]
 
-    def bound_of(key: tuple[float, str, str]) -> tuple[list[LayerBound], Tensor]:
-        """The bound of each layer, and log ||res|| of what enters the net."""
-        scale, column, form = key
-        model = shrink(network(context, context.seed, setting["init"], *COLUMNS[column]), scale)
-        return network_bound(model, pixels, form=form), mixed_norm(residual(model.embed(pixels)[0].double())).log()
+    def bound(net: Net) -> tuple[list[LayerBound], Tensor]:
+        model = shrink(network(context, context.seed, setting["init"], *COLUMNS[net.column]), net.scale)
+        start = mixed_norm(residual(model.embed(pixels)[0].double())).log()
+        return network_bound(model, pixels, form=net.form), start
 
-    found = context.map(bound_of, keys)
-    nets = {key: bounds for key, (bounds, _) in zip(keys, found, strict=True)}
-    start = found[0][1]  # all nets embed alike
-    table, verdicts = [], {}
-    for (scale, column, form), bounds in nets.items():
-        for bound in bounds:
-            said = verdicts[scale, column, form, bound.layer] = verdict(bound, start)
-            table.append({
-                "scale of weights": scale, "column": column, "form": form, "layer": bound.layer,
-                "log10 bound": bound.log_bound.max().item() / LOG10,
-                "log10 residual": bound.log_residual.max().item() / LOG10,
-                "log10 bound/residual": _finite(bound.log_slack.min().item() / LOG10),
-                "HOP's assumption holds": bool(bound.hop_assumption.all()), "verdict": said,
-            })  # fmt: skip
+    bounds = context.map(bound, nets)
+    return dict(zip(nets, (layers for layers, _ in bounds), strict=True)), bounds[0][1]
+
+
+def run(context: Context) -> Result:
+    """Run the entry."""
+    setting = context.setting
+    nets, start = measure(context)
+    verdicts = {(net, bound.layer): verdict(bound, start) for net, bounds in nets.items() for bound in bounds}
+    table = [
+        {
+            "scale of weights": net.scale,
+            "column": net.column,
+            "form": net.form,
+            "layer": bound.layer,
+            "log10 bound": bound.log_bound.max().item() / LOG10,
+            "log10 residual": bound.log_residual.max().item() / LOG10,
+            "log10 bound/residual": _finite(bound.log_slack.min().item() / LOG10),
+            "HOP's assumption holds": bool(bound.hop_assumption.all()),
+            "verdict": verdicts[net, bound.layer],
+        }
+        for net, bounds in nets.items()
+        for bound in bounds
+    ]
     examples = counter_examples(setting["width"])
-    broken = sum(said == "broken" for key, said in verdicts.items() if key[2] == "repaired")
+    broken = _broken(verdicts, "repaired")
     claims = [
         Claim("layers of all nets where the repaired bound is broken", "digits", float(broken), None, "0", broken == 0),
         *(
@@ -122,14 +153,20 @@ def run(context: Context) -> Result:
             for row in examples
         ),
     ]  # fmt: skip
-    first = scales[0]
-    sizes = [bound.log_bound.max().item() / LOG10 for bound in nets[first, "standard", "repaired"][:3]]
-    exceeded = sum(said == "broken" for key, said in verdicts.items() if key[2] == "printed")
-    notes = [
-        f"At the initialisation itself (weights x {first:g}) the repaired bound is true and vacuous: "
+    tables = {"bounds": table, "counter-examples": examples}
+    return Result(claims, tables, lambda: _plot(setting["scales"], nets), _notes(nets, verdicts, examples))
+
+
+def _notes(
+    nets: Mapping[Net, list[LayerBound]], verdicts: Verdicts, examples: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    first = next(iter(nets))  # standard attention, weights as drawn
+    sizes = [bound.log_bound.max().item() / LOG10 for bound in nets[first][:3]]
+    return [
+        f"At the initialisation itself (weights x {first.scale:g}) the repaired bound is true and vacuous: "
         + ", ".join(f"1e{size:.0f}" for size in sizes)
         + f" after one, two and three layers of standard attention. Of all nets and layers compared it is broken at "
-        f"{broken}, the printed one at {exceeded}.",
+        f"{_broken(verdicts, 'repaired')}, the printed one at {_broken(verdicts, 'printed')}.",
         "Where a bound is what, layers of all nets counted: "
         + "; ".join(f"{form}: {_count(verdicts, form)}" for form in ("repaired", "printed"))
         + ". Rounding noise is not compared.",
@@ -142,41 +179,42 @@ def run(context: Context) -> Result:
         + ". They are built for the purpose; at the nets above the printed forms are so loose that this does not show.",
     ]
 
-    def plot() -> Any:
-        figure, axes = panels(len(scales), rows=2, width=3.8, height=3.0)
-        looks = dict(zip(COLUMNS, styles(), strict=False))
-        for i, scale in enumerate(scales):
-            for row, columns in enumerate((("standard", "alpha' only"), ("alpha only", "both"))):
-                axis = axes[row * len(scales) + i]
-                for column, width in zip(columns, (4.0, 1.6), strict=True):
-                    for form in FORMS:
-                        if (scale, column, form) in nets:
-                            look = {**looks[column], "linewidth": width}
-                            _draw(axis, nets[scale, column, form], form, look, column)
-                _finish(axis, f"{' and '.join(columns)}\nweights x {scale:g}")
-                if i == 0:
-                    axis.set_ylabel(r"$\|res\|_{1,\infty}$ and bounds")
-        lines = {line.get_label(): line for axis in axes for line in axis.lines}
-        figure.legend(lines.values(), lines, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-        return figure
 
-    return Result(claims, {"bounds": table, "counter-examples": examples}, plot, notes)
+def _plot(scales: Sequence[float], nets: Mapping[Net, list[LayerBound]]) -> Any:
+    figure, axes = panels(len(scales), rows=2, width=3.8, height=3.0)
+    looks = dict(zip(COLUMNS, styles(), strict=False))
+    for i, scale in enumerate(scales):
+        for row, columns in enumerate((("standard", "alpha' only"), ("alpha only", "both"))):
+            axis = axes[row * len(scales) + i]
+            for column, width in zip(columns, (4.0, 1.6), strict=True):
+                for form in FORMS:
+                    bounds = nets.get(Net(scale, column, form))
+                    if bounds is not None:
+                        _draw(axis, bounds, form, {**looks[column], "linewidth": width}, column)
+            _finish(axis, f"{' and '.join(columns)}\nweights x {scale:g}")
+            if i == 0:
+                axis.set_ylabel(r"$\|res\|_{1,\infty}$ and bounds")
+    lines = {line.get_label(): line for axis in axes for line in axis.lines}
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    return figure
 
 
 def _draw(axis: Any, bounds: list[LayerBound], form: str, style: dict[str, Any], column: str) -> None:
-    """A bound as a line, and once for each net its residual as markers; two nets of nearly the same lines in one panel
-    differ in width, so that both show."""
+    """Draw a bound as a line and, once for each net, its residual as markers.
+
+    Two nets in one panel differ in line width, so that lines that coincide both show.
+    """
     x = range(1, len(bounds) + 1)
-    said = [bound.log_bound.max().item() / LOG10 for bound in bounds]
-    axis.plot(x, said, label=f"{column}: {form}", **{**style, "linestyle": FORMS[form], "marker": ""})
+    sizes = [bound.log_bound.max().item() / LOG10 for bound in bounds]
+    axis.plot(x, sizes, label=f"{column}: {form}", **{**style, "linestyle": FORMS[form], "marker": ""})
     if form == "repaired":
-        seen = [b.log_residual.max().item() / LOG10 if b.above_noise.all() else math.nan for b in bounds]
+        residuals = [b.log_residual.max().item() / LOG10 if b.above_noise.all() else math.nan for b in bounds]
         size = 3 + style["linewidth"]
-        axis.plot(x, seen, label=f"{column}: residual", **{**style, "linestyle": "", "markersize": size})
+        axis.plot(x, residuals, label=f"{column}: residual", **{**style, "linestyle": "", "markersize": size})
 
 
 def _finish(axis: Any, title: str) -> None:
-    """Powers of ten as labels. A bound that leaves the window is far outside: what it comes to is written there."""
+    """Label powers of ten. Where a bound leaves the window, write its last value."""
     low, high = WINDOW
     last = max((line.get_ydata()[-1] for line in axis.lines), default=0.0)
     least = min((value for line in axis.lines for value in line.get_ydata() if math.isfinite(value)), default=0.0)
@@ -197,18 +235,22 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _count(verdicts: dict[tuple[float, str, str, int], str], form: str) -> str:
-    said = [value for key, value in verdicts.items() if key[2] == form]
-    return ", ".join(f"{value} {said.count(value)}" for value in sorted(set(said)))
+def _broken(verdicts: Verdicts, form: str) -> int:
+    """Return the number of layers where a form of the bound is broken."""
+    return sum(value == "broken" for (net, _), value in verdicts.items() if net.form == form)
 
 
-def _where(verdicts: dict[tuple[float, str, str, int], str], value: str) -> str:
-    """The nets that have such a layer, and up to which layer."""
-    found: dict[tuple[float, str, str], int] = {}
-    for (scale, column, form, layer), said in verdicts.items():
-        if said == value:
-            found[scale, column, form] = layer
-    return ", ".join(f"x {s:g} {c} ({f}, up to layer {layer})" for (s, c, f), layer in found.items()) or "none"
+def _count(verdicts: Verdicts, form: str) -> str:
+    """Describe how many layers have each verdict."""
+    values = [value for (net, _), value in verdicts.items() if net.form == form]
+    return ", ".join(f"{value} {values.count(value)}" for value in sorted(set(values)))
+
+
+def _where(verdicts: Verdicts, value: str) -> str:
+    """Describe the nets with layers of this verdict, and the last such layer of each."""
+    last = {net: layer for (net, layer), verdict in verdicts.items() if verdict == value}
+    places = (f"x {n.scale:g} {n.column} ({n.form}, up to layer {layer})" for n, layer in last.items())
+    return ", ".join(places) or "none"
 
 
 ENTRY = Entry(

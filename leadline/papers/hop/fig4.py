@@ -7,27 +7,24 @@ from typing import Any
 from leadline.papers.shared.entry import Context, Entry, Result
 from leadline.papers.shared.language import (
     TEXT_SETTING,
-    budget,
     budget_note,
+    describe_budget,
+    describe_loss_difference,
     runs_table,
-    said,
-    seeds_of,
     text_recipe,
+    tokens_a_step,
     train_all,
 )
-from leadline.papers.shared.trained import (
-    curves_table,
-    layers_table,
-    peak_claims,
-    peak_sentence,
-    violins,
-)
+from leadline.papers.shared.peaks import cosines_table, peak_claims, peak_sentence
+from leadline.papers.shared.plots import violins
+from leadline.papers.shared.trained import curves_table, seeds_of
 from leadline.report.paper import cosine_violins
 
 ARMS: dict[str, dict[str, Any]] = {"standard": {}, ".5": {"attention": "hopfield"}}
 
 
 def run(context: Context) -> Result:
+    """Run the entry."""
     setting, seeds = context.setting, seeds_of(context)
     sizes = {name: setting[name] for name in ("depth", "dim", "heads")}
     recipes = {
@@ -35,22 +32,20 @@ def run(context: Context) -> Result:
         for arm, cure in ARMS.items()
         for seed in seeds
     }
-    found = train_all(context, recipes, "gpt2 medium")
-    models = {arm: kept[0].layers for arm, kept in found.items()}
-    tokens = setting["tokens"] * setting["batch"]
+    runs = train_all(context, recipes, "gpt2 medium")
+    models = {arm: records[0].layers for arm, records in runs.items()}
 
     def plot() -> Any:
         figure = violins(models, cosine_violins, "GPT-2 Medium, {}", width=9.0, height=2.8)
-        figure.suptitle(f"Trained: {budget(found, tokens)}", fontsize="medium")
+        figure.suptitle(f"Trained: {describe_budget(runs, tokens_a_step(context))}", fontsize="medium")
         return figure
 
     notes = [
         peak_sentence(models),
-        said("Validation loss of .5 against standard:", found[".5"], found["standard"]) + ".",
-        f"HOP's models were trained on WikiText-103; the rate is {setting['lr']:g} here. "
-        + budget_note(context, found, tokens),
+        describe_loss_difference("Validation loss of .5 against standard:", runs[".5"], runs["standard"]) + ".",
+        f"HOP's models were trained on WikiText-103; the rate is {setting['lr']:g} here. " + budget_note(context, runs),
     ]
-    tables = {"layers": layers_table(models), "runs": runs_table(found, seeds), "curves": curves_table(found, seeds)}
+    tables = {"layers": cosines_table(models), "runs": runs_table(runs, seeds), "curves": curves_table(runs, seeds)}
     return Result(peak_claims(models), tables, plot, notes)
 
 

@@ -1,8 +1,9 @@
-"""HOP appendix F: every discretisation by depth, its diversity, growth and residual; which are stable."""
+"""HOP appendix F: diversity, growth and residual by depth for every discretisation, and which ones are stable."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ STABLE = 1.05  # growth per layer, over the second half of the layers, up to whi
 
 
 def by_layer(model: ViT, pixels: Tensor) -> Tensor:
-    """(4, depth): means over images of what leaves each block; NaN once it has overflowed."""
+    """Measure the output of each block, means over images: (4, depth), NaN after an overflow."""
     x, rope = model.embed(pixels)
     state, values = None, []
     for block in model.blocks.layers():
@@ -30,14 +31,14 @@ def by_layer(model: ViT, pixels: Tensor) -> Tensor:
             values.append(torch.full((len(MEASURES),), math.nan))
             continue
         length = torch.linalg.vector_norm(x, dim=-1).mean()
-        spread = residual(state[0].mT).square().mean().sqrt()  # of the scores in a row: all that softmax sees
-        found = (token_diversity(x).mean(), length, spread, normalized_residual(x).mean())
-        values.append(torch.stack(found).cpu())
+        spread = residual(state[0].mT).square().mean().sqrt()  # within a row: softmax depends on nothing else
+        means = (token_diversity(x).mean(), length, spread, normalized_residual(x).mean())
+        values.append(torch.stack(means).cpu())
     return torch.stack(values, dim=1)
 
 
 def measure(context: Context) -> dict[str, Tensor | str]:
-    """By scheme: (4, depth), or why its implicit step has no solution."""
+    """Measure every scheme: (4, depth), or the reason why its implicit step has no solution."""
     setting = context.setting
     pixels = context.images(setting["count"], setting["image_size"])
 
@@ -52,7 +53,7 @@ def measure(context: Context) -> dict[str, Tensor | str]:
 
 
 def growth(sizes: Tensor) -> float:
-    """The factor per layer over the second half of the layers; infinite when there is an overflow."""
+    """Return the factor per layer over the second half of the layers, or infinity after an overflow."""
     half = len(sizes) // 2
     if not torch.isfinite(sizes).all():
         return math.inf
@@ -60,70 +61,83 @@ def growth(sizes: Tensor) -> float:
 
 
 def run(context: Context) -> Result:
+    """Run the entry."""
     setting = context.setting
-    found = measure(context)
-    solved = {scheme: values for scheme, values in found.items() if isinstance(values, Tensor)}
+    measured = measure(context)
+    solved = {scheme: values for scheme, values in measured.items() if isinstance(values, Tensor)}
     rates = {scheme: (growth(values[1]), growth(values[2])) for scheme, values in solved.items()}
-    stable = [scheme for scheme, both in rates.items() if max(both) <= STABLE]
-    unstable = [
-        f"{scheme} ({rates[scheme][0]:.2f}, {rates[scheme][1]:.2f})" for scheme in rates if scheme not in stable
-    ]
-    rho = 1 - setting["alpha"]
-    root = rho + math.sqrt(1 + rho**2)
+    root = _root(setting)
     claims, near = [], f"theory {root:.3f} ± 10%"
     for kind in KINDS[2:]:
         for name, what, which in ((f"{kind}-backward", "tokens", 0), (f"forward-{kind}", "scores", 1)):
             ours = rates[name][which] if name in rates and math.isfinite(rates[name][which]) else None
             holds = ours is not None and abs(ours - root) <= 0.1 * root
             claims.append(Claim(f"growth of the {what} per layer, {name}", "digits", ours, None, near, holds))
-    notes = [
-        f"Stable (tokens and scores grow by at most {STABLE - 1:.0%} a layer): {', '.join(stable) or 'none'}.",
-        f"Unstable (growth of tokens, of scores): {', '.join(unstable) or 'none'}. The two-step forms have a root of "
-        f"modulus rho + sqrt(1 + rho^2) = {root:.3f}, with the printed and with the derived sign; what the layers add "
-        "on their own comes on top.",
-    ]
-    unsolved = [f"{scheme} ({values})" for scheme, values in found.items() if isinstance(values, str)]
-    if unsolved:
-        notes.append(f"Without a solution of the implicit step: {'; '.join(unsolved)}.")
-    if stable:
-        kept = {scheme: solved[scheme][0, -1].item() for scheme in stable}
-        notes.append(
-            f"Diversity after {setting['depth']} layers of the stable ones: "
-            + ", ".join(f"{scheme} {value:.3f}" for scheme, value in kept.items())
-            + "."
-        )
     table: list[dict[str, Any]] = []
-    for scheme, values in found.items():
+    for scheme, values in measured.items():
         for level in range(setting["depth"]):
             numbers = values[:, level].tolist() if isinstance(values, Tensor) else [None] * len(MEASURES)
             table.append({"scheme": scheme, "layer": level + 1, **dict(zip(MEASURES, numbers, strict=True))})
+    notes = _notes(setting, measured, rates)
+    return Result(claims, {"schemes": table}, lambda: _plot(solved, setting["depth"]), notes)
 
-    def plot() -> Any:
-        figure, axes = panels(len(KINDS), rows=len(MEASURES), width=3.0, height=2.2)
-        x = range(1, setting["depth"] + 1)
-        for row, name in enumerate(MEASURES):
-            for column, visible in enumerate(KINDS):
-                axis = axes[len(KINDS) * row + column]
-                for width, hidden, style in zip((4.5, 1.4, 3.0, 1.8), KINDS, styles(), strict=False):
-                    values = solved.get(f"{visible}-{hidden}")
-                    if values is not None:  # wide lines first: lines that coincide show below each other
-                        axis.plot(x, values[row], label=hidden, **{**style, "linewidth": width, "marker": ""})
-                if row in (1, 2):
-                    axis.set_yscale("log")
-                else:
-                    axis.set_ylim(-0.03, 1.03)
-                if row == 0:
-                    axis.set_title(f"visible: {visible}", fontsize=9)
-                if column == 0:
-                    axis.set_ylabel(name)
-                if row == len(MEASURES) - 1:
-                    axis.set_xlabel("layer")
-        lines = {line.get_label(): line for axis in axes for line in axis.lines}
-        names = [f"hidden: {name}" for name in lines]
-        figure.legend(lines.values(), names, loc="outside lower center", ncols=len(KINDS), frameon=False)
-        return figure
 
-    return Result(claims, {"schemes": table}, plot, notes)
+def _root(setting: Mapping[str, Any]) -> float:
+    """Return the modulus of the growing root of a two-step form."""
+    rho = 1 - setting["alpha"]
+    return rho + math.sqrt(1 + rho**2)
+
+
+def _notes(
+    setting: Mapping[str, Any], measured: Mapping[str, Tensor | str], rates: Mapping[str, tuple[float, float]]
+) -> list[str]:
+    stable = [scheme for scheme, both in rates.items() if max(both) <= STABLE]
+    unstable = [
+        f"{scheme} ({tokens:.2f}, {scores:.2f})" for scheme, (tokens, scores) in rates.items() if scheme not in stable
+    ]
+    notes = [
+        f"Stable (tokens and scores grow by at most {STABLE - 1:.0%} a layer): {', '.join(stable) or 'none'}.",
+        f"Unstable (growth of tokens, of scores): {', '.join(unstable) or 'none'}. The two-step forms have a root of "
+        f"modulus rho + sqrt(1 + rho^2) = {_root(setting):.3f}, with the printed and with the derived sign; what the "
+        "layers add on their own comes on top.",
+    ]
+    unsolved = [f"{scheme} ({reason})" for scheme, reason in measured.items() if isinstance(reason, str)]
+    if unsolved:
+        notes.append(f"Without a solution of the implicit step: {'; '.join(unsolved)}.")
+    if stable:
+        last = {scheme: values[0, -1].item() for scheme in stable if isinstance(values := measured[scheme], Tensor)}
+        notes.append(
+            f"Diversity after {setting['depth']} layers of the stable ones: "
+            + ", ".join(f"{scheme} {value:.3f}" for scheme, value in last.items())
+            + "."
+        )
+    return notes
+
+
+def _plot(solved: Mapping[str, Tensor], depth: int) -> Any:
+    figure, axes = panels(len(KINDS), rows=len(MEASURES), width=3.0, height=2.2)
+    x = range(1, depth + 1)
+    for row, name in enumerate(MEASURES):
+        for column, visible in enumerate(KINDS):
+            axis = axes[len(KINDS) * row + column]
+            for width, hidden, style in zip((4.5, 1.4, 3.0, 1.8), KINDS, styles(), strict=False):
+                values = solved.get(f"{visible}-{hidden}")
+                if values is not None:  # wide lines first: lines that coincide show below each other
+                    axis.plot(x, values[row], label=hidden, **{**style, "linewidth": width, "marker": ""})
+            if row in (1, 2):
+                axis.set_yscale("log")
+            else:
+                axis.set_ylim(-0.03, 1.03)
+            if row == 0:
+                axis.set_title(f"visible: {visible}", fontsize=9)
+            if column == 0:
+                axis.set_ylabel(name)
+            if row == len(MEASURES) - 1:
+                axis.set_xlabel("layer")
+    lines = {line.get_label(): line for axis in axes for line in axis.lines}
+    names = [f"hidden: {name}" for name in lines]
+    figure.legend(lines.values(), names, loc="outside lower center", ncols=len(KINDS), frameon=False)
+    return figure
 
 
 ENTRY = Entry(

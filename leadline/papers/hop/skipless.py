@@ -1,48 +1,89 @@
-"""HOP's skip-less ViT on CIFAR-10 by depth, four ways, each at its best learning rate."""
+"""HOP's ViT without skips on CIFAR-10 by depth, standard, alpha only, alpha' only, both, each at its best rate."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from leadline.papers.shared.attention_nets import COLUMNS
 from leadline.papers.shared.entry import Claim, Context, Entry, Result, above
+from leadline.papers.shared.peaks import NEAR, beside_one, near_one, near_one_by_layer, peak_sentence
 from leadline.papers.shared.plots import panels, styles
 from leadline.papers.shared.trained import (
-    NEAR,
     accuracy,
     band,
-    beside_one,
     curves_table,
+    describe_difference,
     difference,
     diverged_note,
     effort,
     end_loss,
-    near_one,
-    peak_sentence,
     percent,
-    said,
+    seeds_of,
     spread,
+    train_arms,
 )
-from leadline.training.runs import Job, Record, run_all
+from leadline.training.runs import Job, Record
 
 PAPER = {  # % after HOP's full training, by depth
     "standard": {1: 55.1, 2: 63.7, 4: 57.4, 8: 48.6, 12: 10.0},
     "both": {1: 65.4, 2: 79.8, 4: 85.7, 8: 80.3, 12: 10.0},
 }
-Cell = tuple[str, int, str]  # initialisation, depth, column
+
+
+class Cell(NamedTuple):
+    """One net of the table."""
+
+    init: str
+    depth: int
+    column: str
+
+    def __str__(self) -> str:
+        return f"{self.column} at depth {self.depth} ({self.init})"
+
+
+class Trial(NamedTuple):
+    """The result of one learning rate for one cell; ``accuracy``, on images held out, is None if the run diverged."""
+
+    lr: float
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """All runs of the entry.
+
+    Args:
+        trials: The learning rates that were tried, by cell.
+        trial_runs: Their records.
+        rates: The learning rate of each cell with the best accuracy.
+        runs: By cell, a record per seed at that rate.
+    """
+
+    trials: dict[Cell, list[Trial]]
+    trial_runs: list[Record]
+    rates: dict[Cell, float]
+    runs: dict[Cell, list[Record]]
 
 
 def recipe(setting: Mapping[str, Any], cell: Cell, lr: float, seed: int, final: bool) -> dict[str, Any]:
-    """Norm, attention and nothing else, no skips; warm-up and clipping for all. To choose lr, a tenth is held out."""
-    init, depth, column = cell
-    alpha, alpha_prime = COLUMNS[column]
+    """Return the sections of a recipe: norm and attention without skips or MLP, with warm-up and clipping.
+
+    Args:
+        setting: The setting of the entry.
+        cell: The net to train.
+        lr: Learning rate.
+        seed: Seed of initialisation and data order.
+        final: Whether to train on all images; a trial that serves to choose the rate holds a tenth out.
+    """
+    alpha, alpha_prime = COLUMNS[cell.column]
     sizes = {name: setting[name] for name in ("dim", "heads")}
     cure = {"attention": "hopfield", "alpha": alpha, "alpha_prime": alpha_prime}
     return {
-        "model": {"name": "vit_tiny", "depth": depth, **sizes, "patch_size": 4, "ffn": 0, "skip": False, "pool": "max",
-                  "init": init, **cure},
+        "model": {"name": "vit_tiny", "depth": cell.depth, **sizes, "patch_size": 4, "ffn": 0, "skip": False,
+                  "pool": "max", "init": cell.init, **cure},
         "data": {"name": "cifar10", "valid": 0.0 if final else 0.1},
         "length": f"{setting['epochs']} epochs",  # of a trial too: some rates that start best break down later
         "batch": {"size": setting["batch"]},
@@ -61,131 +102,143 @@ def recipe(setting: Mapping[str, Any], cell: Cell, lr: float, seed: int, final: 
 
 
 def cells(setting: Mapping[str, Any]) -> list[Cell]:
-    """The main initialisation at every depth, the others at some."""
+    """Return all cells: the first initialisation at every depth, the others at some."""
     first, *others = setting["inits"]
-    every = [(first, depth) for depth in setting["depths"]]
-    every += [(init, depth) for init in others for depth in setting["other_depths"]]
-    return [(init, depth, column) for init, depth in every for column in COLUMNS]
+    places = [(first, depth) for depth in setting["depths"]]
+    places += [(init, depth) for init in others for depth in setting["other_depths"]]
+    return [Cell(init, depth, column) for init, depth in places for column in COLUMNS]
 
 
-def name(cell: Cell, lr: float, seed: int, final: bool) -> str:
-    init, depth, column = cell
-    return f"skipless {'final' if final else 'trial'} {init} {depth} {column} {lr:g} {seed}"
-
-
-Tried = dict[Cell, dict[float, float | None]]  # accuracy on held-out images by learning rate; None: diverged
-
-
-def choose_rates(context: Context) -> tuple[dict[Cell, float], Tried, list[Record]]:
-    """By cell the learning rate with the best accuracy on held-out images, one seed; what each gave; the runs."""
+def job(context: Context, cell: Cell, lr: float, seed: int, final: bool) -> Job:
+    """Return a run, with a probe after it if it is the final one of the first seed."""
     setting = context.setting
-    jobs = {
-        (cell, lr): Job(
-            name(cell, lr, context.seed, False), recipe(setting, cell, lr, context.seed, False), cost=cell[1]
-        )
-        for cell in cells(setting)
-        for lr in setting["lrs"]
+    name = f"skipless {'final' if final else 'trial'} {cell.init} {cell.depth} {cell.column} {lr:g} {seed}"
+    probed = setting["probed"] if final and seed == context.seed else 0
+    return Job(name, recipe(setting, cell, lr, seed, final), probed, cost=cell.depth)
+
+
+def train(context: Context) -> Trained:
+    """Choose a learning rate for each cell with one seed and images held out, then train every seed on all images."""
+    setting, first = context.setting, context.seed
+    lrs = setting["lrs"]
+    trial_runs = train_arms(
+        context, {(cell, lr): job(context, cell, lr, first, final=False) for cell in cells(setting) for lr in lrs}
+    )
+    trials = {
+        cell: [Trial(lr, None if r.diverged else r["valid_accuracy"]) for lr, r in zip(lrs, records, strict=True)]
+        for cell, records in trial_runs.items()
     }
-    records = run_all(context.training(), list(jobs.values()))
-    found: Tried = {}
-    for (cell, lr), job in jobs.items():
-        record = records[job.name]
-        found.setdefault(cell, {})[lr] = None if record.diverged else record["valid_accuracy"]
-    best = {cell: max(tried, key=lambda lr: (tried[lr] or 0.0, -lr)) for cell, tried in found.items()}
-    return best, found, list(records.values())
+    rates = {
+        cell: max(tried, key=lambda trial: (trial.accuracy or 0.0, -trial.lr)).lr for cell, tried in trials.items()
+    }
+    runs = train_arms(
+        context,
+        {
+            (cell, seed): job(context, cell, lr, seed, final=True)
+            for cell, lr in rates.items()
+            for seed in seeds_of(context)
+        },
+    )
+    return Trained(trials, [record for records in trial_runs.values() for record in records], rates, runs)
 
 
 def run(context: Context) -> Result:
-    setting, seeds = context.setting, range(context.seed, context.seed + context.setting["seeds"])
-    rates, tried, trial_runs = choose_rates(context)
-    jobs = {
-        (cell, seed): Job(
-            name(cell, lr, seed, True),
-            recipe(setting, cell, lr, seed, True),
-            setting["probed"] if seed == context.seed else 0,
-            cost=cell[1],
-        )
-        for cell, lr in rates.items()
-        for seed in seeds
-    }
-    records = run_all(context.training(), list(jobs.values()))
-    found = {cell: [records[jobs[cell, seed].name] for seed in seeds] for cell in rates}
-    right = {cell: [accuracy(r) for r in kept] for cell, kept in found.items()}
+    """Run the entry."""
+    trained = train(context)
+    runs, rates = trained.runs, trained.rates
+    right = {cell: [accuracy(record) for record in records] for cell, records in runs.items()}
+    shown = [
+        {
+            "initialisation": init,
+            "depth": str(depth),
+            **{c: f"{percent(right[Cell(init, depth, c)])} ({rates[Cell(init, depth, c)]:g})" for c in COLUMNS},
+        }
+        for init, depth in _places(runs)
+    ]
+    return Result(
+        _claims(context.setting, right),
+        _tables(context, trained),
+        lambda: _plot(context.setting, runs, right),
+        _notes(context, trained, right),
+        shown,
+    )
+
+
+def _claims(setting: Mapping[str, Any], right: Mapping[Cell, Sequence[float]]) -> list[Claim]:
     main = setting["inits"][0]
     claims: list[Claim] = []
     for depth in setting["depths"]:
-        both, plain = right[main, depth, "both"], right[main, depth, "standard"]
+        both, plain = right[Cell(main, depth, "both")], right[Cell(main, depth, "standard")]
         if depth < 12:  # at 12 the paper has both at chance
             what = f"both over standard, depth {depth}, points"
             paper = PAPER["both"][depth] - PAPER["standard"][depth] if depth in PAPER["both"] else None
             claims.append(above(what, difference(both, plain)[0], 0.0, paper))
         for column, numbers in PAPER.items():
-            ours = 100 * spread(right[main, depth, column])[0]
             if depth in numbers:
-                said_paper = f"accuracy, {column}, depth {depth}, %"
+                ours = 100 * spread(right[Cell(main, depth, column)])[0]
                 near = abs(ours - numbers[depth]) <= 5
-                claims.append(Claim(said_paper, "digits", ours, numbers[depth], "5 points", near))
-    notes = [
-        *(_contributions(right, init, depth) for init, depth in _places(rates)),
-        _summary(right, main, setting["depths"]),
-        *(
-            f"{init}, depth {depth}: {peak_sentence({c: found[init, depth, c][0].layers for c in COLUMNS})}"
-            for init, depth in _places(rates)
-        ),
-        _about(setting, found, tried, len(seeds)),
-        *diverged_note({_called(cell): kept for cell, kept in found.items()}),
-        *_at_the_edge(rates, setting["lrs"]),
-        effort(found, trial_runs),
-    ]
-    shown = [
-        {
-            "initialisation": init,
-            "depth": str(depth),
-            **{c: f"{percent(right[init, depth, c])} ({rates[init, depth, c]:g})" for c in COLUMNS},
-        }
-        for init, depth in _places(rates)
-    ]
-    table = [
-        {"init": cell[0], "depth": cell[1], "column": cell[2], "lr": rates[cell], "seed": seed,
+                what = f"accuracy, {column}, depth {depth}, %"
+                claims.append(Claim(what, "digits", ours, numbers[depth], "5 points", near))
+    return claims
+
+
+def _tables(context: Context, trained: Trained) -> dict[str, list[dict[str, Any]]]:
+    seeds = seeds_of(context)
+    rows = [
+        {"init": cell.init, "depth": cell.depth, "column": cell.column, "lr": trained.rates[cell], "seed": seed,
          "test_accuracy": record["test_accuracy"], "diverged": record["diverged"] or "",
          "training_loss": "" if record.diverged else end_loss(record)}
-        for cell, kept in found.items() for seed, record in zip(seeds, kept, strict=True)
+        for cell, records in trained.runs.items() for seed, record in zip(seeds, records, strict=True)
     ]  # fmt: skip
     trials = [
-        {"init": cell[0], "depth": cell[1], "column": cell[2], "lr": lr, "valid_accuracy": accuracy}
-        for cell, by_rate in tried.items()
-        for lr, accuracy in by_rate.items()
-    ]
-    layers = [
-        {"init": cell[0], "depth": cell[1], "column": cell[2], "layer": f.index, "similarity": f.similarity,
-         "cosine": f.cosine, "near_one": near_one(f.cosines), "beside_one": beside_one(f.cosines)}
-        for cell, kept in found.items() for f in kept[0].layers if f.cosines is not None
+        {"init": cell.init, "depth": cell.depth, "column": cell.column, "lr": trial.lr,
+         "valid_accuracy": trial.accuracy}
+        for cell, tried in trained.trials.items() for trial in tried
     ]  # fmt: skip
-    curves = curves_table({_called(cell): kept for cell, kept in found.items()}, seeds, ("loss", "accuracy"))
-    tables = {"runs": table, "trials": trials, "curves": curves, "layers": layers}
-    return Result(claims, tables, lambda: _plot(setting, found, right), notes, shown)
+    layers = [
+        {"init": cell.init, "depth": cell.depth, "column": cell.column, "layer": f.index, "similarity": f.similarity,
+         "cosine": f.cosine, "near_one": near_one(f.cosines), "beside_one": beside_one(f.cosines)}
+        for cell, records in trained.runs.items() for f in records[0].layers if f.cosines is not None
+    ]  # fmt: skip
+    by_name = {str(cell): records for cell, records in trained.runs.items()}
+    return {"runs": rows, "trials": trials, "curves": curves_table(by_name, seeds, ("loss", "accuracy")),
+            "layers": layers}  # fmt: skip
 
 
-def _called(cell: Cell) -> str:
-    init, depth, column = cell
-    return f"{column} at depth {depth} ({init})"
+def _notes(context: Context, trained: Trained, right: Mapping[Cell, Sequence[float]]) -> list[str]:
+    setting, runs = context.setting, trained.runs
+    return [
+        *(_contributions(right, init, depth) for init, depth in _places(runs)),
+        _summary(right, setting["inits"][0], setting["depths"]),
+        *(
+            f"{init}, depth {depth}: "
+            + peak_sentence({column: runs[Cell(init, depth, column)][0].layers for column in COLUMNS})
+            for init, depth in _places(runs)
+        ),
+        _about(context, trained),
+        *diverged_note(runs),
+        *_at_the_edge(trained.rates, setting["lrs"]),
+        effort(runs, trained.trial_runs),
+    ]
 
 
-def _places(cells: Mapping[Cell, Any]) -> list[tuple[str, int]]:
-    return list(dict.fromkeys((init, depth) for init, depth, _ in cells))
+def _places(cells: Iterable[Cell]) -> list[tuple[str, int]]:
+    """Return each initialisation and depth once."""
+    return list(dict.fromkeys((cell.init, cell.depth) for cell in cells))
 
 
 def _contributions(right: Mapping[Cell, Sequence[float]], init: str, depth: int) -> str:
-    plain, alpha, prime, both = (right[init, depth, column] for column in COLUMNS)
+    """Describe what alpha and alpha' add, alone and together."""
+    plain, alpha, prime, both = (right[Cell(init, depth, column)] for column in COLUMNS)
     pairs = (("alpha alone", alpha, plain), ("alpha' alone", prime, plain), ("alpha' on top of alpha", both, alpha))
-    return f"Depth {depth} ({init}): {'; '.join(said(*pair) for pair in pairs)}."
+    return f"Depth {depth} ({init}): {'; '.join(describe_difference(*pair) for pair in pairs)}."
 
 
 def _summary(right: Mapping[Cell, Sequence[float]], init: str, depths: Sequence[int]) -> str:
-    """What each is worth over all depths: each effect is the mean over the other's two values."""
+    """Describe the effect of each over all depths, as the mean over the two values of the other."""
     alphas, primes = [], []
     for depth in depths:
-        plain, alpha, prime, both = (spread(right[init, depth, column])[0] for column in COLUMNS)
+        plain, alpha, prime, both = (spread(right[Cell(init, depth, column)])[0] for column in COLUMNS)
         alphas.append(50 * (alpha - plain + both - prime))
         primes.append(50 * (prime - plain + both - alpha))
     by_depth = ", ".join(f"{a:+.1f} and {p:+.1f} (depth {d})" for d, a, p in zip(depths, alphas, primes, strict=True))
@@ -201,50 +254,46 @@ def _summary(right: Mapping[Cell, Sequence[float]], init: str, depths: Sequence[
     return f"{verdict}: alpha, and alpha', .5 instead of 0 changes the accuracy by {by_depth} points ({init})."
 
 
-def _about(
-    setting: Mapping[str, Any],
-    found: Mapping[Cell, list[Record]],
-    tried: Tried,
-    seeds: int,
-) -> str:
-    every = [accuracy for by_rate in tried.values() for accuracy in by_rate.values()]
+def _about(context: Context, trained: Trained) -> str:
+    """Describe how the nets were trained, and how many runs failed."""
+    setting = context.setting
+    every = [trial.accuracy for tried in trained.trials.values() for trial in tried]
     lost = sum(accuracy is None for accuracy in every)
     low = sum(accuracy is not None and accuracy < 0.15 for accuracy in every)
-    bad = sum(record.diverged for kept in found.values() for record in kept)
+    final = [record for records in trained.runs.values() for record in records]
     return (
-        f"Pre-norm, no MLP, no outer skips, maximum over tokens, {setting['epochs']} epochs, {seeds} seeds, warm-up "
+        f"Pre-norm, no MLP, no outer skips, maximum over tokens, {setting['epochs']} epochs, "
+        f"{len(seeds_of(context))} seeds, warm-up "
         "over a tenth of the run and gradients clipped to norm 1. Each cell of the table is at its best of "
         f"{len(setting['lrs'])} learning rates (in brackets), chosen by one run of the same length with a tenth of the "
-        f"training images held out. {lost} of {len(every)} such runs diverged and {low} more ended below 15 %; {bad} "
-        f"of {sum(map(len, found.values()))} final ones diverged, which counts as 10 %."
+        f"training images held out. {lost} of {len(every)} such runs diverged and {low} more ended below 15 %; "
+        f"{sum(record.diverged for record in final)} of {len(final)} final ones diverged, which counts as 10 %."
     )
 
 
 def _at_the_edge(rates: Mapping[Cell, float], lrs: Sequence[float]) -> list[str]:
-    """Which ways did best at the smallest or the largest rate, so that one beyond it may do better still."""
+    """Name the cells that did best at the smallest or the largest rate, so that one beyond it may do better."""
     lines = []
-    for end, said_end in ((min(lrs), "smallest"), (max(lrs), "largest")):
+    for end, end_name in ((min(lrs), "smallest"), (max(lrs), "largest")):
         by_column: dict[str, list[str]] = {}
-        for (init, depth, column), rate in rates.items():
+        for cell, rate in rates.items():
             if rate == end:
-                by_column.setdefault(column, []).append(f"{depth} ({init})")
+                by_column.setdefault(cell.column, []).append(f"{cell.depth} ({cell.init})")
         places = "; ".join(f"{column} at depth {', '.join(at)}" for column, at in by_column.items())
         if places:
-            lines.append(f"The {said_end} rate that was tried did best for {places}: one beyond it may do better.")
+            lines.append(f"The {end_name} rate that was tried did best for {places}: one beyond it may do better.")
     return lines
 
 
-def _plot(setting: Mapping[str, Any], found: Mapping[Cell, list[Record]], right: Mapping[Cell, Sequence[float]]) -> Any:
+def _plot(setting: Mapping[str, Any], runs: Mapping[Cell, list[Record]], right: Mapping[Cell, Sequence[float]]) -> Any:
     init, depths = setting["inits"][0], setting["depths"]
     figure, axes = panels(3)
     for column, style in zip(COLUMNS, styles(), strict=False):
-        values = [spread([100 * v for v in right[init, depth, column]]) for depth in depths]
+        values = [spread([100 * v for v in right[Cell(init, depth, column)]]) for depth in depths]
         axes[0].errorbar(depths, [m for m, _ in values], [d for _, d in values], label=column, capsize=2, **style)
-        deepest = found[init, depths[-1], column]
+        deepest = runs[Cell(init, depths[-1], column)]
         band(axes[1], deepest, "training", "loss", column, style)
-        layers = [f for f in deepest[0].layers if f.index and f.cosines is not None]
-        shares = [near_one(f.cosines) for f in layers if f.cosines is not None]
-        axes[2].plot([f.index for f in layers], shares, label=column, **style)
+        axes[2].plot(*near_one_by_layer(deepest[0].layers), label=column, **style)
     for column, marker in (("standard", "+"), ("both", "x")):
         points = [(depth, PAPER[column][depth]) for depth in depths if depth in PAPER[column]]
         axes[0].plot(*zip(*points, strict=True), linestyle="", marker=marker, color="grey", label=f"paper, {column}")

@@ -1,8 +1,8 @@
-"""HOP table 1: the normalised residual by depth, at initialisation, for three initialisations and four columns."""
+"""HOP table 1: normalised residual by depth of attention-only nets, for three initialisations and four cures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,11 +27,17 @@ IMAGE = 32  # CIFAR-10's own size
 
 
 class Variant(NamedTuple):
-    """One thing that the paper leaves open, decided otherwise than in the main setting."""
+    """Another choice for one thing that the paper leaves open.
+
+    Args:
+        init: The initialisation.
+        redraw: Draws some weights anew, or None.
+        nearest: Whether images are enlarged without interpolation.
+    """
 
     init: str
     redraw: Callable[[ViT], None] | None = None
-    nearest: bool = False  # images enlarged without interpolation
+    nearest: bool = False
 
 
 def _no_class_token(model: ViT) -> None:
@@ -50,8 +56,11 @@ VARIANTS = {
 }
 
 
+Measured = Mapping[tuple[str, str], Tensor]  # by initialisation or variant and column
+
+
 def measure(context: Context) -> dict[tuple[str, str], Tensor]:
-    """(initialisation or variant, column): the mean over images, (depth, seeds)."""
+    """Measure the metric by initialisation or variant and column: means over images, (depth, seeds)."""
     setting = context.setting
     size = setting["image_size"]
     pixels = context.images(setting["count"], size)
@@ -67,12 +76,15 @@ def measure(context: Context) -> dict[tuple[str, str], Tensor]:
         return by_layer(model, blocky if variant.nearest else pixels, normalized_residual).mean(-1).cpu()
 
     jobs = [(*key, seed) for key in keys for seed in range(setting["seeds"])]
-    found = context.map(residuals, jobs)
-    return {key: torch.stack([v for job, v in zip(jobs, found, strict=True) if job[:2] == key], dim=-1) for key in keys}
+    values = context.map(residuals, jobs)
+    return {
+        key: torch.stack([by_depth for job, by_depth in zip(jobs, values, strict=True) if job[:2] == key], dim=-1)
+        for key in keys
+    }
 
 
 def rounding_floor(tokens: int, width: int, generator: torch.Generator) -> float:
-    """The metric of tokens that are all equal when float32 adds them up one after the other, mean over 64 draws."""
+    """Return the metric of tokens that are all equal when float32 adds them one by one, mean over 64 draws."""
     token = torch.randn(64, width, generator=generator, device=generator.device)
     total = torch.zeros_like(token)
     for _ in range(tokens):
@@ -83,7 +95,7 @@ def rounding_floor(tokens: int, width: int, generator: torch.Generator) -> float
 
 
 def bracket(values: Mapping[str, float], number: float) -> str:
-    """The settings whose values lie next to ``number``, one on each side."""
+    """Describe which settings have the values next to ``number``, one on each side."""
     lower = max((item for item in values.items() if item[1] <= number), key=lambda item: item[1], default=None)
     upper = min((item for item in values.items() if item[1] > number), key=lambda item: item[1], default=None)
     if lower is None or upper is None:
@@ -92,9 +104,10 @@ def bracket(values: Mapping[str, float], number: float) -> str:
 
 
 def run(context: Context) -> Result:
+    """Run the entry."""
     setting = context.setting
-    found = measure(context)
-    mean = {key: values.mean(-1) for key, values in found.items()}
+    measured = measure(context)
+    mean = {key: values.mean(-1) for key, values in measured.items()}
     main, depth, seeds = setting["inits"][0], setting["depth"], setting["seeds"]
     tokens = (setting["image_size"] // setting["patch_size"]) ** 2 + 1
     floor = rounding_floor(tokens, setting["dim"], context.generator())
@@ -115,41 +128,46 @@ def run(context: Context) -> Result:
     )  # fmt: skip
     table = [
         {"init": name, "column": column, "depth": level + 1, "mean": mean[name, column][level].item(),
-         "spread": found[name, column][level].std().item(),
+         "spread": measured[name, column][level].std().item(),
          "paper": PAPER.get(column, [None] * depth)[level] if level < 12 else None}
-        for name, column in found
+        for name, column in measured
         for level in range(depth)
     ]  # fmt: skip
     notes = [
-        _which(found, main, depth, seeds),
-        *_reasons(mean, found, setting, floor),
+        _which(measured, main, depth, seeds),
+        *_reasons(mean, measured, setting, floor),
     ]
 
-    def plot() -> Any:
-        figure, axes = panels(len(setting["inits"]), width=3.8, height=3.4)
-        x = range(1, depth + 1)
-        for axis, init in zip(axes, setting["inits"], strict=True):
-            for column, style in zip(COLUMNS, styles(), strict=False):
-                values = found[init, column]
-                wide = {"linewidth": 3.5, "markersize": 6} if column == "alpha only" else {}  # 'both' lies upon it
-                axis.plot(x, mean[init, column], label=column, **{**style, **wide})
-                axis.fill_between(x, values.amin(-1), values.amax(-1), color=style["color"], alpha=0.15)
-            for column, marker in (("standard", "+"), ("both", "x")):
-                axis.plot(
-                    x, PAPER[column][:depth], linestyle="", marker=marker, color="black", label=f"paper, {column}"
-                )
-            axis.set(xlabel="depth", yscale="log", title=init, ylim=(1e-9, 3))
-        axes[0].set_ylabel(r"$\|res(Y)\|_{1,\infty}\,/\,\|Y\|_{1,\infty}$")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
-        return figure
-
-    return Result(claims, {"residual": table}, plot, notes, _as_printed(found, main, depth))
+    return Result(
+        claims,
+        {"residual": table},
+        lambda: _plot(measured, setting["inits"], depth),
+        notes,
+        _as_printed(measured, main, depth),
+    )
 
 
-def _which(found: dict[tuple[str, str], Tensor], init: str, depth: int, seeds: int) -> str:
-    """Which column does it, in a sentence that follows from the numbers at the last depth."""
-    last = {column: found[init, column][-1] for column in COLUMNS}
-    said = ", ".join(f"{column} {values.mean():.2g} ± {values.std():.1g}" for column, values in last.items())
+def _plot(measured: Measured, inits: Sequence[str], depth: int) -> Any:
+    figure, axes = panels(len(inits), width=3.8, height=3.4)
+    x = range(1, depth + 1)
+    for axis, init in zip(axes, inits, strict=True):
+        for column, style in zip(COLUMNS, styles(), strict=False):
+            values = measured[init, column]
+            wide = {"linewidth": 3.5, "markersize": 6} if column == "alpha only" else {}  # 'both' lies upon it
+            axis.plot(x, values.mean(-1), label=column, **{**style, **wide})
+            axis.fill_between(x, values.amin(-1), values.amax(-1), color=style["color"], alpha=0.15)
+        for column, marker in (("standard", "+"), ("both", "x")):
+            axis.plot(x, PAPER[column][:depth], linestyle="", marker=marker, color="black", label=f"paper, {column}")
+        axis.set(xlabel="depth", yscale="log", title=init, ylim=(1e-9, 3))
+    axes[0].set_ylabel(r"$\|res(Y)\|_{1,\infty}\,/\,\|Y\|_{1,\infty}$")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
+    return figure
+
+
+def _which(measured: Measured, init: str, depth: int, seeds: int) -> str:
+    """Describe the columns at the last depth, and whether alpha' adds anything to alpha."""
+    last = {column: measured[init, column][-1] for column in COLUMNS}
+    columns = ", ".join(f"{column} {values.mean():.2g} ± {values.std():.1g}" for column, values in last.items())
     apart = (last["both"] - last["alpha only"]).mean().item()
     error = 2 * (last["both"] - last["alpha only"]).std().item() / seeds**0.5
     verdict = (
@@ -157,26 +175,24 @@ def _which(found: dict[tuple[str, str], Tensor], init: str, depth: int, seeds: i
         + ("within" if abs(apart) <= error else "beyond")
         + f" two standard errors ({error:.3f})"
     )
-    return f"At depth {depth} ({init}, mean and spread over {seeds} seeds): {said}; {verdict}."
+    return f"At depth {depth} ({init}, mean and spread over {seeds} seeds): {columns}; {verdict}."
 
 
-def _reasons(
-    mean: dict[tuple[str, str], Tensor], found: dict[tuple[str, str], Tensor], setting: Mapping[str, Any], floor: float
-) -> list[str]:
-    """Why the digits differ from the paper's: what it leaves open, tried one thing at a time."""
+def _reasons(mean: Measured, measured: Measured, setting: Mapping[str, Any], floor: float) -> list[str]:
+    """Describe why the digits differ from the paper's: the choices that it leaves open, changed one at a time."""
     main, depth = setting["inits"][0], setting["depth"]
     names = [*setting["inits"], *VARIANTS]
     base = {column: mean[main, column] for column in PAPER}
     idle = [name for name in VARIANTS if VARIANTS[name].init == main and _change(mean, name, main) < 0.25]
-    said = []
+    choices = []
     for name in names:
         standard, both = mean[name, "standard"], mean[name, "both"]
         deep = first_above((-standard).tolist(), -LOW)
         below = f"below 1e-4 at depth {deep}" if deep else f"not below 1e-4 within {depth} layers"
         digits = ", ".join(f"{value:.2g}" for value in standard[:3].tolist())
         if name not in idle:
-            said.append(f"{name}: {digits}, {below}; 'both' {both[-1]:.2f}")
-    first = {init: found[init, "standard"][0] for init in setting["inits"]}
+            choices.append(f"{name}: {digits}, {below}; 'both' {both[-1]:.2f}")
+    first = {init: measured[init, "standard"][0] for init in setting["inits"]}
     where = [
         f"{column} at depth {level} ({PAPER[column][level - 1]:.2g}) lies "
         + bracket({name: mean[name, column][level - 1].item() for name in names}, PAPER[column][level - 1])
@@ -188,7 +204,7 @@ def _reasons(
         "projections Xavier-uniform, patches, positions and class token normal with standard deviation .02, biases 0; "
         f"{setting['count']} test images, bilinear, normalised as ImageNet's.",
         f"This and other choices (standard attention at depths 1, 2, 3; 'both' at depth {depth}): "
-        + "; ".join(said)
+        + "; ".join(choices)
         + "; all else as above."
         + (f" Without much effect, less than a quarter on depth 1 and on 'both': {', '.join(idle)}." if idle else ""),
         "The scale of the patches decides the standard column, since scores grow with its square: larger ones put the "
@@ -203,19 +219,19 @@ def _reasons(
     ]
 
 
-def _change(mean: dict[tuple[str, str], Tensor], name: str, base: str) -> float:
-    """The largest relative change of a variant in what it decides: standard attention at depth 1, 'both' at the end."""
+def _change(mean: Measured, name: str, base: str) -> float:
+    """Return the largest relative change by a variant, of standard attention at depth 1 and of 'both' at the end."""
     pairs = [(mean[name, column][at], mean[base, column][at]) for column, at in (("standard", 0), ("both", -1))]
     return max(abs(a.item() / b.item() - 1) for a, b in pairs)
 
 
-def _as_printed(found: dict[tuple[str, str], Tensor], init: str, depth: int) -> list[dict[str, str]]:
-    """Depth by depth, mean and spread over seeds beside the paper's digits."""
+def _as_printed(measured: Measured, init: str, depth: int) -> list[dict[str, str]]:
+    """Return the table as the paper prints it, a row per depth: mean and spread over seeds, beside its digits."""
     rows = []
     for level in range(depth):
         row = {"depth": str(level + 1)}
         for column in COLUMNS:
-            values = found[init, column][level]
+            values = measured[init, column][level]
             row[column] = f"{values.mean():.3g} ± {values.std():.1g}"
             if column in PAPER and level < len(PAPER[column]):
                 row[f"{column}, paper"] = f"{PAPER[column][level]:.3g}"

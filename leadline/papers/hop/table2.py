@@ -1,4 +1,4 @@
-"""HOP table 2: GPT-2 with and without carried scores. At the short budget on the text that is given."""
+"""HOP table 2: GPT-2 Small on text, with and without carried scores."""
 
 from __future__ import annotations
 
@@ -7,22 +7,19 @@ from typing import Any
 from leadline.papers.shared.entry import Claim, Context, Entry, Result
 from leadline.papers.shared.language import (
     TEXT_SETTING,
-    WATCH,
-    Found,
+    Runs,
     budget_note,
     curves_figure,
-    difference,
-    layers_table,
+    describe_loss_difference,
+    loss_difference,
     own_numbers,
-    runs_table,
-    said,
-    seeds_of,
+    run_tables,
     table_of,
     text_recipe,
     train_all,
-    watched_table,
+    watch_first,
 )
-from leadline.papers.shared.trained import curves_table, spread
+from leadline.papers.shared.trained import seeds_of, spread
 
 ARMS: dict[str, dict[str, Any]] = {
     "alpha' 0": {},
@@ -43,19 +40,19 @@ STANDARD, HOP = "alpha' 0", "alpha = alpha' = .5"
 
 
 def run(context: Context) -> Result:
-    setting, seeds = context.setting, seeds_of(context)
+    """Run the entry."""
+    setting = context.setting
     sizes = {name: setting[name] for name in ("depth", "dim", "heads")}
     recipes = {
-        (arm, seed): {
-            **text_recipe(setting, {"name": "gpt2_small", **sizes, **ARMS[arm]}, seed, setting["lr"]),
-            **(WATCH if seed == context.seed else {}),
-        }
-        for seed in seeds  # all arms of a seed, then the next: what is cut short compares
+        (arm, seed): watch_first(
+            context, text_recipe(setting, {"name": "gpt2_small", **sizes, **ARMS[arm]}, seed, setting["lr"]), seed
+        )
+        for seed in seeds_of(context)  # all arms of a seed, then the next: runs that are cut short still compare
         for arm in setting["arms"]
     }
-    found = train_all(context, recipes, "gpt2")
-    base = found[STANDARD]
-    gap = difference(found[HOP], base) if HOP in found else None
+    runs = train_all(context, recipes, "gpt2")
+    base = runs[STANDARD]
+    gap = loss_difference(runs[HOP], base) if HOP in runs else None
     claims = [
         Claim(
             f"{HOP} against standard attention, validation loss",
@@ -65,40 +62,36 @@ def run(context: Context) -> Result:
             "below 0",
             gap is not None and gap[0] < 0,
         ),
-        *own_numbers(found),
-        *own_numbers(found, "test_bits_per_byte", "test bits per byte"),
+        *own_numbers(runs),
+        *own_numbers(runs, "test_bits_per_byte", "test bits per byte"),
     ]
     notes = [
         "Validation loss against standard attention: "
-        + "; ".join(said(arm, kept, base) for arm, kept in found.items() if arm != STANDARD)
+        + "; ".join(describe_loss_difference(arm, records, base) for arm, records in runs.items() if arm != STANDARD)
         + ".",
-        _learned(found),
+        _learned(runs),
         "HOP reports perplexity 22.87 -> 20.70 (Small) and 20.85 -> 19.61 (Medium) on WikiText-103 after its own, "
         f"longer training; the rate {setting['lr']:g}, the widths and the context are those of its table, the batch of "
         f"{setting['batch']} and the vocabulary of {setting['vocab_size']} are not. One rate for all arms: none was "
         "tuned.",
-        budget_note(context, found, setting["tokens"] * setting["batch"]),
+        budget_note(context, runs),
     ]
-    tables = {
-        "runs": runs_table(found, seeds),
-        "curves": curves_table(found, seeds),
-        "watched": watched_table(found),
-        "layers": layers_table(found),
-        "strengths": _strengths(found),
-    }
-    return Result(claims, tables, lambda: curves_figure(found), notes, shown=table_of(context, found, STANDARD))
+    tables = {**run_tables(context, runs), "strengths": _strengths(runs)}
+    return Result(claims, tables, lambda: curves_figure(runs), notes, shown=table_of(context, runs, STANDARD))
 
 
-def _strengths(found: Found) -> list[dict[str, Any]]:
+def _strengths(runs: Runs) -> list[dict[str, Any]]:
+    """Return the learned alpha' of each block and seed: mean, least and most over heads."""
     return [
         {"seed": seed, "parameter": name, "mean": spread(values)[0], "least": min(values), "most": max(values)}
-        for seed, record in enumerate(found.get("alpha' learned", []))
+        for seed, record in enumerate(runs.get("alpha' learned", []))
         for name, values in record.figures.get("strengths", {}).items()
     ]
 
 
-def _learned(found: Found) -> str:
-    rows = [row for row in _strengths(found) if not row["parameter"].startswith("blocks.0.")]
+def _learned(runs: Runs) -> str:
+    """Describe where learned alpha' ended."""
+    rows = [row for row in _strengths(runs) if not row["parameter"].startswith("blocks.0.")]
     if not rows:
         return "Where learned alpha' goes is not known."
     means = [row["mean"] for row in rows if row["seed"] == rows[0]["seed"]]

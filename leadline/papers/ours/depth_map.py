@@ -1,8 +1,9 @@
-"""How deep before collapse: predicted over alpha, alpha', tau, gain and norm placement, with measured points on it."""
+"""Depth of collapse over alpha, alpha', tau, gain and norm placement: predicted, with measured points."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,10 +18,10 @@ from leadline.papers.shared.entry import Claim, Context, Entry, Result
 from leadline.papers.shared.mean_field import PLACEMENTS, Point, collapse_depth, rank_correlation, similarity_curve
 from leadline.papers.shared.plots import panels
 
-AXES = (("alpha_prime", "alpha"), ("tau", "alpha"), ("gain", "alpha"))  # what the maps span, across and up
+AXES = (("alpha_prime", "alpha"), ("tau", "alpha"), ("gain", "alpha"))  # of the maps: across and up
 RANGES = {"alpha": (0.0, 0.9), "alpha_prime": (0.0, 0.9), "tau": (0.0, 0.6), "gain": (0.1, 2.5)}
 TITLES = {"post": "post-norm", "pre": "pre-norm", "post, no skip": "post-norm, no skip"}
-LINES = (2, 5, 10, 20, 50, 100)  # depths at which the maps have a line
+LINES = (2, 5, 10, 20, 50, 100)  # depths with a contour line on the maps
 LABELS = {"alpha": r"$\alpha$", "alpha_prime": r"$\alpha'$", "tau": r"$\tau$", "gain": "gain"}
 MEASURED = {
     "alpha_prime": [(0.0, 0.0), (0.5, 0.0), (0.85, 0.0), (0.0, 0.3), (0.0, 0.6), (0.0, 0.1), (0.5, 0.5), (0.85, 0.8)],
@@ -30,11 +31,12 @@ MEASURED = {
 
 
 def at(placement: str, **values: Any) -> Point:
+    """Return a point that differs from the standard setting in ``values``."""
     return replace(Point(placement), **values)
 
 
 def points() -> list[Point]:
-    """The measured ones: for every placement, those of each map."""
+    """Return the measured points of every placement and map."""
     return [
         at(placement, **{across: x, up: y})
         for placement in PLACEMENTS
@@ -43,8 +45,8 @@ def points() -> list[Point]:
     ]
 
 
-def stack(point: Point, setting: Any, device: torch.device) -> TransformerStack:
-    """Blocks with the weights that the prediction is about: torch's default for the FFN, TSE's for the scores."""
+def stack(point: Point, setting: Mapping[str, Any], device: torch.device) -> TransformerStack:
+    """Build blocks with the weights that the prediction assumes: torch's default for the FFN, TSE's for the scores."""
     dim = setting["d"]
     blocks = TransformerStack(
         BlockConfig(
@@ -74,14 +76,17 @@ def stack(point: Point, setting: Any, device: torch.device) -> TransformerStack:
     return blocks.to(device).eval()
 
 
-def predict(point: Point, setting: Any) -> int:
-    """s^2 = 1/9 and f = 1/18 follow from those weights: uniform in +-1/sqrt(fan in) has variance 1/(3 fan in)."""
+def predict(point: Point, setting: Mapping[str, Any]) -> int:
+    """Predict the depth of collapse from the setting.
+
+    s^2 = 1/9 and f = 1/18 follow from the weights: uniform in +-1/sqrt(fan in) has variance 1/(3 fan in).
+    """
     curve = similarity_curve(point, setting["n"], setting["depth"], s2=1 / 9, v=1.0, f=1 / 18)
     return collapse_depth(curve, setting["level"])
 
 
 def measure(context: Context, point: Point) -> int:
-    """The same depth in real blocks, from the mean similarity over inputs and draws of the weights."""
+    """Measure the depth of collapse in real blocks, by the mean similarity over inputs and draws of the weights."""
     setting = context.setting
     nets: list[tuple[list[TransformerBlock], Tensor, Any]] = []
     for seed in range(setting["seeds"]):
@@ -97,8 +102,8 @@ def measure(context: Context, point: Point) -> int:
     return level + 1 if curve[-1] > setting["level"] else setting["depth"] + 1
 
 
-def grid(placement: str, across: str, up: str, setting: Any) -> tuple[list[float], list[float], Tensor]:
-    """A map of predictions, (up, across)."""
+def grid(placement: str, across: str, up: str, setting: Mapping[str, Any]) -> tuple[list[float], list[float], Tensor]:
+    """Predict a map; return its values across, its values up and the depths (up, across)."""
     steps = setting["map"]
     xs, ys = (
         [low + (high - low) * i / (steps - 1) for i in range(steps)] for low, high in (RANGES[across], RANGES[up])
@@ -108,6 +113,7 @@ def grid(placement: str, across: str, up: str, setting: Any) -> tuple[list[float
 
 
 def run(context: Context) -> Result:
+    """Run the entry."""
     setting = context.setting
     level, depth = setting["level"], setting["depth"]
     chosen = [point for point in points() if point.placement in setting["placements"]]
@@ -119,9 +125,9 @@ def run(context: Context) -> Result:
     ]
     both = [(float(row["predicted"]), float(row["measured"])) for row in table]
     correlation = rank_correlation([p for p, _ in both], [m for _, m in both])
-    seen = [(p, m) for p, m in both if max(p, m) <= depth]
-    inner = rank_correlation([p for p, _ in seen], [m for _, m in seen])
-    apart = sum(abs(p - m) for p, m in seen) / len(seen)
+    inside = [(p, m) for p, m in both if max(p, m) <= depth]
+    inner = rank_correlation([p for p, _ in inside], [m for _, m in inside])
+    apart = sum(abs(p - m) for p, m in inside) / len(inside)
     agree = sum((p > depth) == (m > depth) for p, m in both)
     claims = [
         Claim("measured points", "digits", float(len(both)), None, "at least 30", len(both) >= 30),
@@ -132,52 +138,63 @@ def run(context: Context) -> Result:
     ]  # fmt: skip
     notes = [
         f"Depth of collapse: the first block after which t_sim is above {level:g}. Spearman's rank correlation is "
-        f"{correlation:.3f} over all {len(both)} points, {inner:.3f} over the {len(seen)} that collapse within {depth} "
-        f"blocks by both, which are {apart:.1f} blocks apart on average. Whether there is a "
+        f"{correlation:.3f} over all {len(both)} points, {inner:.3f} over the {len(inside)} that collapse within "
+        f"{depth} blocks by both, which are {apart:.1f} blocks apart on average. Whether there is a "
         f"collapse within {depth} blocks is predicted rightly at {agree} of {len(both)}.",
         "The prediction iterates the energies of the token mean and of the rest through a block; the formula is in "
         "`leadline/papers/shared/mean_field.py`. It takes n, the variances of the weights and the setting, and "
         "no measurement.",
     ]
 
-    def plot() -> Any:
-        rows = setting["placements"]
-        figure, axes = panels(len(AXES) + 1, rows=len(rows), width=3.2, height=2.9)
-        colours = need("matplotlib.colors", "plot").LogNorm(1, depth + 1)
-        for r, placement in enumerate(rows):
-            line = axes[r * (len(AXES) + 1) : (r + 1) * (len(AXES) + 1)]
-            for axis, (across, up) in zip(line, AXES, strict=False):
-                xs, ys, values = grid(placement, across, up, setting)
-                image = axis.pcolormesh(
-                    xs, ys, values, norm=colours, cmap="viridis", shading="nearest", rasterized=True
-                )
-                if values.amin() < values.amax():  # lines at round depths: the map reads without colour too
-                    drawn = axis.contour(xs, ys, values, LINES, colors="black", linewidths=0.7)
-                    axis.clabel(drawn, fontsize=7, fmt="%g")
-                for row in table:
-                    base = asdict(Point(placement))
-                    if all(row[k] == v for k, v in base.items() if k not in (across, up)):
-                        axis.scatter(row[across], row[up], c="black", s=80, clip_on=False, zorder=3)
-                        axis.scatter(row[across], row[up], c=[row["measured"]], norm=colours, cmap="viridis", s=42,
-                                     edgecolors="white", linewidths=1.2, clip_on=False, zorder=4)  # fmt: skip
-                axis.set(xlabel=LABELS[across], ylabel=LABELS[up], title=TITLES[placement])
-                axis.grid(False)
-            mine = [(row["predicted"], row["measured"]) for row in table if row["placement"] == placement]
-            line[-1].plot([1, depth + 1], [1, depth + 1], color="grey", linewidth=0.8)
-            line[-1].scatter(*zip(*mine, strict=True), s=18, c="#0072B2", alpha=0.7)
-            line[-1].set(xscale="log", yscale="log", xlim=(0.8, 1.4 * depth), ylim=(0.8, 1.4 * depth))
-            line[-1].set(xlabel="predicted depth", ylabel="measured depth", title=TITLES[placement])
-            for side in (line[-1].xaxis, line[-1].yaxis):
-                side.set_major_formatter("{x:g}")
-        label = f"blocks until t_sim > {level:g}; {depth + 1}: not within {depth}; rings: measured"
-        figure.colorbar(image, ax=axes, shrink=0.5, label=label, format="{x:g}")
-        return figure
+    return Result(claims, {"points": table}, lambda: _plot(setting, table), notes)
 
-    return Result(claims, {"points": table}, plot, notes)
+
+def _plot(setting: Mapping[str, Any], table: Sequence[Mapping[str, Any]]) -> Any:
+    """Draw, for each placement, the predicted maps with the measured points on them, and predicted against measured."""
+    rows, depth, width = setting["placements"], setting["depth"], len(AXES) + 1
+    figure, axes = panels(width, rows=len(rows), width=3.2, height=2.9)
+    colours = need("matplotlib.colors", "plot").LogNorm(1, depth + 1)
+    for r, placement in enumerate(rows):
+        *maps, scatter = axes[r * width : (r + 1) * width]
+        measured = [row for row in table if row["placement"] == placement]
+        for axis, (across, up) in zip(maps, AXES, strict=True):
+            image = _draw_map(axis, placement, across, up, setting, colours)
+            _draw_points(axis, measured, across, up, colours)
+        scatter.plot([1, depth + 1], [1, depth + 1], color="grey", linewidth=0.8)
+        pairs = [(row["predicted"], row["measured"]) for row in measured]
+        scatter.scatter(*zip(*pairs, strict=True), s=18, c="#0072B2", alpha=0.7)
+        scatter.set(xscale="log", yscale="log", xlim=(0.8, 1.4 * depth), ylim=(0.8, 1.4 * depth))
+        scatter.set(xlabel="predicted depth", ylabel="measured depth", title=TITLES[placement])
+        for side in (scatter.xaxis, scatter.yaxis):
+            side.set_major_formatter("{x:g}")
+    label = f"blocks until t_sim > {setting['level']:g}; {depth + 1}: not within {depth}; rings: measured"
+    figure.colorbar(image, ax=axes, shrink=0.5, label=label, format="{x:g}")
+    return figure
+
+
+def _draw_map(axis: Any, placement: str, across: str, up: str, setting: Mapping[str, Any], colours: Any) -> Any:
+    xs, ys, values = grid(placement, across, up, setting)
+    image = axis.pcolormesh(xs, ys, values, norm=colours, cmap="viridis", shading="nearest", rasterized=True)
+    if values.amin() < values.amax():  # lines at round depths, so that the map reads without colour too
+        lines = axis.contour(xs, ys, values, LINES, colors="black", linewidths=0.7)
+        axis.clabel(lines, fontsize=7, fmt="%g")
+    axis.set(xlabel=LABELS[across], ylabel=LABELS[up], title=TITLES[placement])
+    axis.grid(False)
+    return image
+
+
+def _draw_points(axis: Any, rows: Sequence[Mapping[str, Any]], across: str, up: str, colours: Any) -> None:
+    """Draw the measured points that lie on the plane of the map, as rings of the colour of their depth."""
+    for row in rows:
+        base = asdict(Point(row["placement"]))
+        if all(row[name] == value for name, value in base.items() if name not in (across, up)):
+            axis.scatter(row[across], row[up], c="black", s=80, clip_on=False, zorder=3)
+            axis.scatter(row[across], row[up], c=[row["measured"]], norm=colours, cmap="viridis", s=42,
+                         edgecolors="white", linewidths=1.2, clip_on=False, zorder=4)  # fmt: skip
 
 
 ENTRY = Entry(
-    "depth-map",
+    "ours-depth-map",
     "Depth of collapse over alpha, alpha', tau, gain and norm placement: predicted, with measured points",
     run,
     {

@@ -1,4 +1,4 @@
-"""What the entries on HOP share: attention-only nets at initialisation, measured layer by layer."""
+"""Attention-only nets at initialisation, measured layer by layer, for the entries on HOP."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from leadline.models import ViT, create_model
 from leadline.papers.shared.entry import Context
 
-# alpha and alpha' of the four columns that every comparison shows
+# alpha and alpha' of the four columns of every comparison
 COLUMNS = {"standard": (0.0, 0.0), "alpha only": (0.5, 0.0), "alpha' only": (0.0, 0.5), "both": (0.5, 0.5)}
 WIDTHS = {"dim": 192, "heads": 3, "image_size": 224, "patch_size": 16}  # ViT-Tiny: 197 tokens
-CHUNK = 16  # images at a time: what they need stays in the cache
-_GENERATOR = threading.Lock()  # there is one global generator for all threads
+CHUNK = 16  # images at a time, so that their tensors stay in the cache
+_GENERATOR = threading.Lock()  # all threads share one global generator
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draws inside follow ``seed``; the global generator is left as it was."""
+    """Seed the global generator inside the block, and restore it afterwards; safe across threads."""
     with _GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -37,9 +37,16 @@ def network(
     redraw: Callable[[ViT], None] | None = None,
     **options: Any,
 ) -> ViT:
-    """An attention-only net; nets of one seed and init have the same weights, whatever else differs.
+    """Build an attention-only net. Nets of one seed and initialisation have the same weights.
 
-    ``redraw`` draws some of them anew, after all others.
+    Args:
+        context: Its setting holds widths and depth.
+        seed: Seed of the weights.
+        init: Name of the initialisation.
+        alpha: Weight of the inner skip.
+        alpha_prime: Weight of the carried scores.
+        redraw: Draws some weights anew, after all others.
+        options: More options of ``create_model``.
     """
     widths = {name: context.setting[name] for name in WIDTHS}
     with seeded(seed), torch.no_grad():
@@ -60,7 +67,7 @@ def network(
 
 
 def redraw_patches(model: ViT, kind: str) -> None:
-    """The patch embedding by another rule than normal with .02: "torch", "fan in" (normal) or "xavier" (uniform)."""
+    """Draw the patch embedding anew, as torch does ("torch"), normal with 1/sqrt(fan in) ("fan in") or by "xavier"."""
     weight = model.patch.weight.flatten(1)  # (d, 3 p^2), a view
     if kind == "torch":
         nn.init.kaiming_uniform_(weight, a=5**0.5)
@@ -71,13 +78,22 @@ def redraw_patches(model: ViT, kind: str) -> None:
 
 
 def redraw_projections(model: ViT) -> None:
-    """The output projections as torch draws a linear map."""
+    """Draw the output projections anew, as torch draws a linear map."""
     for block in model.blocks.layers():
         nn.init.kaiming_uniform_(block.attention.proj.weight, a=5**0.5)
 
 
 def by_layer(model: ViT, pixels: Tensor, measure: Callable[[Tensor], Tensor]) -> Tensor:
-    """``measure`` (..., images) of what leaves each block, stacked over the blocks: (depth, ..., images)."""
+    """Measure the output of each block.
+
+    Args:
+        model: The net.
+        pixels: Images (images, 3, height, width).
+        measure: Takes tokens (images, n, d), returns (..., images).
+
+    Returns:
+        The values of all blocks, (depth, ..., images).
+    """
     parts = []
     for some in pixels.split(CHUNK):
         x, rope = model.embed(some)

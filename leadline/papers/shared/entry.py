@@ -1,4 +1,4 @@
-"""What an entry is: a setting, a run that fills a result, and claims that hold or do not."""
+"""What an entry is: a setting, a run that returns a result, and claims that hold or do not."""
 
 from __future__ import annotations
 
@@ -13,29 +13,38 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from leadline.data import load_digits
 from leadline.data.images.cifar import load_cifar10, prepare
 from leadline.errors import LeadlineError, check_choice
-from leadline.training.runs import Setting
 
 Progress = Callable[[int, int], None]  # (done, total)
 Item = TypeVar("Item")
-Found = TypeVar("Found")
-REPORTED = "reported"  # in place of a tolerance: a number of ours that no paper prints
+Value = TypeVar("Value")
+REPORTED = "reported"  # the tolerance of a number of ours that no paper prints
 BUDGETS = ("short", "full")  # of entries that train: minutes on one GPU, or what the paper did
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of a paper, and ours beside it.
+    """A statement of a paper, with our number beside the paper's.
 
-    kind  "shape": what the paper concludes; a false one makes the command fail.
-          "digits": a printed number, reported either way.
+    Args:
+        name: What is stated.
+        kind: ``"shape"`` for what a paper concludes; the command fails when one is false. ``"digits"`` for a number,
+            which is reported either way.
+        ours: Our number; None where it does not exist, such as the depth of a collapse that did not happen.
+        paper: The paper's number; None where it prints none.
+        tolerance: The condition under which the claim holds, in words.
+        holds: Whether it holds.
+
+    Raises:
+        LeadlineError: If ``kind`` is unknown or a number is not finite.
     """
 
     name: str
     kind: str
-    ours: float | None  # None: there is no such number, such as the depth of a collapse that did not happen
-    paper: float | None  # None: the paper prints no number
+    ours: float | None
+    paper: float | None
     tolerance: str
     holds: bool
 
@@ -47,50 +56,72 @@ class Claim:
 
 
 def reported(name: str, ours: float | None) -> Claim:
-    """A number of ours that no paper prints."""
+    """Return a claim for a number of ours that no paper prints."""
     return Claim(name, "digits", ours, None, REPORTED, True)
 
 
-def verdict(claim: Mapping[str, Any]) -> str:
-    """Of a stored claim, for a table: whether it holds; nothing where there is nothing to hold to."""
-    return "-" if claim["tolerance"] == REPORTED else "yes" if claim["holds"] else "no"
-
-
 def within(name: str, ours: float, paper: float, relative: float, kind: str = "digits") -> Claim:
-    """ours = paper up to a relative tolerance."""
+    """Return the claim that ``ours`` equals ``paper`` up to a relative tolerance."""
     return Claim(name, kind, ours, paper, f"{relative:.0%}", abs(ours - paper) <= relative * abs(paper))
 
 
 def below(name: str, ours: float | None, limit: float, paper: float | None = None, kind: str = "shape") -> Claim:
+    """Return the claim that ``ours`` exists and is below ``limit``."""
     return Claim(name, kind, ours, paper, f"below {limit:g}", ours is not None and ours < limit)
 
 
 def above(name: str, ours: float | None, limit: float, paper: float | None = None, kind: str = "shape") -> Claim:
+    """Return the claim that ``ours`` exists and is above ``limit``."""
     return Claim(name, kind, ours, paper, f"above {limit:g}", ours is not None and ours > limit)
 
 
-def first_above(curve: Tensor | list[float], level: float) -> int | None:
-    """The index, from 1, of the first value above ``level``."""
+def claim_mark(claim: Mapping[str, Any]) -> str:
+    """Return "yes" or "no" for a stored claim, or "-" where there is no number to compare with."""
+    return "-" if claim["tolerance"] == REPORTED else "yes" if claim["holds"] else "no"
+
+
+def first_above(curve: Tensor | Sequence[float], level: float) -> int | None:
+    """Return the index, from 1, of the first value above ``level``, or None."""
     return next((i for i, value in enumerate(curve, start=1) if float(value) > level), None)
 
 
 @dataclass
 class Result:
-    """What a run hands back; ``plot`` draws it, as a matplotlib figure, when it is stored."""
+    """What the run of an entry returns.
 
-    claims: list[Claim]
-    tables: dict[str, list[dict[str, Any]]]  # name: rows, a CSV file each where there are any
+    Args:
+        claims: The statements that were checked.
+        tables: Rows by table name; each table with rows becomes a CSV file.
+        plot: Draws the matplotlib figure; called when the result is stored.
+        notes: Sentences for the page, made from the numbers.
+        shown: A table as a paper prints it, for the page.
+    """
+
+    claims: Sequence[Claim]
+    tables: Mapping[str, list[dict[str, Any]]]
     plot: Callable[[], Any]
-    notes: list[str] = field(default_factory=list)  # sentences that follow from the numbers, for the page
-    shown: list[dict[str, str]] = field(default_factory=list)  # a table as a paper prints it, for the page
-
-    def __post_init__(self) -> None:
-        self.claims = list(self.claims)
+    notes: list[str] = field(default_factory=list)
+    shown: list[dict[str, str]] = field(default_factory=list)
 
 
 @dataclass
 class Context:
-    """What a run is given: its setting, and how to get randomness, images and a line of progress."""
+    """What the run of an entry receives: its setting, randomness, images, and where to report progress.
+
+    Args:
+        setting: The sizes of the entry.
+        seed: Seed of every random draw.
+        device: Where tensors live.
+        data: A local copy of CIFAR-10; None for the hub's.
+        embedded: Whether scikit-learn's digits replace CIFAR-10.
+        progress: Called with (done, total).
+        out: Folder of all results; training runs are stored below it, and entries share them.
+        jobs: Number of training runs at a time.
+        until: Value of ``time.monotonic()`` after which no further training run starts.
+        say: Called with a line for people, such as the end of a run.
+        text: A file or folder of text to train on.
+        data_id: A hash of the images or the text.
+    """
 
     setting: Mapping[str, Any]
     seed: int
@@ -98,66 +129,50 @@ class Context:
     data: Path | None = None
     embedded: bool = False
     progress: Progress = lambda done, total: None
-    out: Path = Path("results")  # trained runs are kept below it, and entries share them
-    jobs: int = 1  # training runs at a time
-    until: float | None = None  # time.monotonic() after which no further run is begun
-    say: Callable[[str], None] = lambda line: None  # a line for people, such as a run that has ended
-    text: Path | None = None  # a file or folder of text to train on
-    data_id: str = ""  # changes with the images or the text
+    out: Path = Path("results")
+    jobs: int = 1
+    until: float | None = None
+    say: Callable[[str], None] = lambda line: None
+    text: Path | None = None
+    data_id: str = ""
 
     def generator(self, stream: int = 0) -> torch.Generator:
-        """Random numbers on the device; each ``stream`` of a seed is its own sequence."""
+        """Return a random generator on the device; each ``stream`` of a seed is its own sequence."""
         return torch.Generator(self.device).manual_seed((self.seed << 16) + stream)
 
     def images(self, count: int, size: int) -> Tensor:
-        """The first ``count`` test images of CIFAR-10, or of scikit-learn's digits, (count, 3, size, size)."""
+        """Return the first test images of CIFAR-10, or of scikit-learn's digits, (count, 3, size, size)."""
         if self.embedded:
-            from leadline.data import load_digits
-
-            found = load_digits(self.seed)[1].images[:count]
+            images = load_digits(self.seed)[1].images[:count]
         else:
-            found = load_cifar10("test", self.data, count).images
-        return prepare(found, size).to(self.device)
+            images = load_cifar10("test", self.data, count).images
+        return prepare(images, size).to(self.device)
 
-    def training(self) -> Setting:
-        """Return where and how the training runs of this entry are made."""
-        return Setting(
-            self.out, self.device, self.complete, self.data_id, self.jobs, self.until, self.progress, self.say
-        )
+    def map(self, work: Callable[[Item], Value], items: Sequence[Item]) -> list[Value]:
+        """Apply ``work`` to every item, without gradients, and report progress after each.
 
-    def complete(self, recipe: dict[str, Any]) -> dict[str, Any]:
-        """Put the images or the text at hand into the sections of a recipe."""
-        data = recipe["data"]
-        if data["name"] == "text":
-            data["path"] = str(self.text)
-        elif self.embedded:
-            # RandAugment needs colour, and a mirrored digit is none
-            recipe["augment"] = {**recipe.get("augment", {}), "rand_augment": None, "flip": False}
-            recipe["data"] = {"name": "digits", **({"valid": data["valid"]} if "valid" in data else {})}
-            model = recipe["model"]
-            model["patch_size"] = max(1, model.get("patch_size", 16) * 8 // data.get("image_size", 32))
-        elif self.data is not None:
-            data["path"] = str(self.data)
-        return recipe
+        On a CPU, as many threads as torch has take one item at a time, and each operation runs on one thread: these
+        matrices are too small to gain from more. The results do not depend on the number of threads, as long as
+        ``work`` draws from a generator of its own or inside ``attention_nets.seeded``.
 
-    def map(self, work: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:
-        """``work`` of every item, in order, and a step of progress for each.
+        Args:
+            work: The function to apply.
+            items: Its arguments.
 
-        On a CPU a thread takes an item at a time, as many as torch has threads, and no operation is split: matrices
-        this small gain little from that and lose much when the cores are shared. The numbers do not depend on how many
-        threads there are, as long as ``work`` draws from a generator of its own or inside ``hop_nets.seeded``.
+        Returns:
+            The values in the order of ``items``.
         """
         threads = torch.get_num_threads()
         workers = 1 if self.device.type != "cpu" else min(threads, len(items))
 
-        def quietly(item: Item) -> Found:
+        def without_gradients(item: Item) -> Value:
             with torch.no_grad():  # holds for one thread only
                 return work(item)
 
         torch.set_num_threads(1)
         pool = ThreadPoolExecutor(max(workers, 1))
         try:
-            pending = [pool.submit(quietly, item) for item in items]
+            pending = [pool.submit(without_gradients, item) for item in items]
             for done, future in enumerate(as_completed(pending), start=1):
                 future.result()  # an error stops the rest
                 self.progress(done, len(items))
@@ -169,26 +184,37 @@ class Context:
 
 @dataclass(frozen=True)
 class Entry:
-    """A figure or a table. ``setting`` holds every size, so that a test may run the same code with smaller ones."""
+    """A figure or a table of a paper, or one of ours.
+
+    Args:
+        id: The path of its file below ``leadline/papers``: ``hop-fig4`` is ``hop/fig4.py``.
+        title: What it shows.
+        run: Computes the result.
+        setting: Every size, so that a test can run the same code with smaller ones.
+        group: ``"init"`` (nothing is trained), ``"trained"`` (on images) or ``"language"`` (on text).
+        images: Whether it needs CIFAR-10.
+        text: Whether it needs text to train on.
+        budgets: What each of ``BUDGETS`` changes in the setting; empty if nothing is trained.
+    """
 
     id: str
     title: str
     run: Callable[[Context], Result]
     setting: Mapping[str, Any]
     group: str = "init"
-    images: bool = False  # whether it needs CIFAR-10
-    text: bool = False  # whether it needs text to train on
-    budgets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what "short" and "full" change in it
+    images: bool = False
+    text: bool = False
+    budgets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def with_budget(self, budget: str) -> Entry:
-        """This entry with the sizes of a budget; one that trains nothing has but one."""
+        """Return this entry with the sizes of a budget; an entry without budgets stays as it is."""
         check_choice("budget", budget, BUDGETS)
         if not self.budgets:
             return self
         return replace(self, setting={**self.setting, **self.budgets[budget], "budget": budget}, budgets={})
 
     def full_setting(self, seed: int, device: torch.device, embedded: bool, data_id: str = "") -> dict[str, Any]:
-        """The setting as summary.json holds it: what decides the numbers."""
+        """Return the setting as summary.json stores it: everything that decides the numbers."""
         full: dict[str, Any] = {**self.setting, "seed": seed, "device": device.type}
         if self.images:
             full["images"] = "scikit-learn digits" if embedded else f"CIFAR-10 {data_id}"
@@ -197,5 +223,6 @@ class Entry:
         return json.loads(json.dumps(full))
 
 
-def claims_as_dicts(claims: list[Claim]) -> list[dict[str, Any]]:
+def claims_as_dicts(claims: Sequence[Claim]) -> list[dict[str, Any]]:
+    """Return claims as summary.json stores them."""
     return [asdict(claim) for claim in claims]

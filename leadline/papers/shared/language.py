@@ -1,4 +1,4 @@
-"""What the entries on text share: recipes, arms over seeds, differences in nats, tables and curves."""
+"""What the entries on text share: recipes, training by arm and seed, differences in nats, tables and curves."""
 
 from __future__ import annotations
 
@@ -6,20 +6,28 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leadline.papers.shared import trained as trained_figures
+from leadline.papers.shared import trained
 from leadline.papers.shared.entry import Claim, Context, reported
 from leadline.papers.shared.plots import panels, styles
-from leadline.papers.shared.trained import band, end_loss, plus_minus, spread
-from leadline.training.runs import Job, Record, run_all
+from leadline.papers.shared.trained import band, curves_table, end_loss, plus_minus, seeds_of, spread, train_arms
+from leadline.training.runs import Job, Record
 
-Found = dict[str, list[Record]]  # by arm, a record per seed
-
-WATCH = {"watch": {"every": "10 %"}}  # of the first seed of each arm
+Runs = dict[str, list[Record]]  # by arm, a record per seed
+WATCH = {"watch": {"every": "10 %"}}  # section of the recipe of the first seed of each arm
 TEXT_SETTING: dict[str, Any] = {"tokenizer": "bpe", "vocab_size": 16384, "seeds": 3, "probed": 4}
 
 
 def text_recipe(setting: Mapping[str, Any], model: Mapping[str, Any], seed: int, lr: float) -> dict[str, Any]:
-    """The sections of a recipe: AdamW with warm-up over a tenth, cosine to a tenth of the rate, gradients clipped."""
+    """Return the sections of a recipe on text.
+
+    AdamW with warm-up over a tenth of the run, cosine down to a tenth of the rate, gradients clipped to norm 1.
+
+    Args:
+        setting: The setting of the entry.
+        model: The section of the model.
+        seed: Seed of initialisation and data order.
+        lr: Learning rate.
+    """
     return {
         "model": dict(model),
         "data": {
@@ -42,8 +50,22 @@ def text_recipe(setting: Mapping[str, Any], model: Mapping[str, Any], seed: int,
     }
 
 
-def train_all(context: Context, recipes: Mapping[tuple[str, int], Mapping[str, Any]], name: str) -> Found:
-    """Train every (arm, seed); the first seed of each arm is probed."""
+def watch_first(context: Context, recipe: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Return a recipe that watches token similarity during training if the seed is the first one."""
+    return {**recipe, **(WATCH if seed == context.seed else {})}
+
+
+def train_all(context: Context, recipes: Mapping[tuple[str, int], Mapping[str, Any]], name: str) -> Runs:
+    """Train every (arm, seed), and probe the first seed of each arm.
+
+    Args:
+        context: The context of the entry.
+        recipes: The recipes to train.
+        name: Beginning of the names of the runs.
+
+    Returns:
+        By arm, a record per seed.
+    """
     first: dict[str, int] = {}
     for arm, seed in recipes:
         first.setdefault(arm, seed)
@@ -51,57 +73,59 @@ def train_all(context: Context, recipes: Mapping[tuple[str, int], Mapping[str, A
         (arm, seed): Job(f"{name} {arm} {seed}", recipe, context.setting["probed"] if first[arm] == seed else 0)
         for (arm, seed), recipe in recipes.items()
     }
-    records = run_all(context.training(), list(jobs.values()))
-    found: Found = {}
-    for (arm, _), job in jobs.items():
-        found.setdefault(arm, []).append(records[job.name])
-    return found
+    return train_arms(context, jobs)
 
 
-def seeds_of(context: Context) -> range:
-    return range(context.seed, context.seed + context.setting["seeds"])
-
-
-def figure_of(records: Sequence[Record], name: str) -> list[float]:
-    """A figure of the runs that did not diverge."""
+def values_of(records: Sequence[Record], name: str) -> list[float]:
+    """Return a number of each run that did not diverge."""
     return [record[name] for record in records if not record.diverged]
 
 
-def difference(a: Sequence[Record], b: Sequence[Record], name: str = "valid_loss") -> tuple[float, float] | None:
-    """Mean of a - b, pair by pair (a pair shares its seed), and its standard error; None where a run diverged."""
+def loss_difference(a: Sequence[Record], b: Sequence[Record]) -> tuple[float, float] | None:
+    """Return the mean of a - b in validation loss and its standard error, or None if a run diverged.
+
+    Runs are compared in pairs that share a seed; below 0, a is better.
+    """
     if any(record.diverged for record in (*a, *b)):
         return None
-    return trained_figures.difference([x[name] for x in a], [y[name] for y in b], 1.0)
+    return trained.difference(values_of(a, "valid_loss"), values_of(b, "valid_loss"), 1.0)
 
 
-def said(what: str, a: Sequence[Record], b: Sequence[Record]) -> str:
-    """The difference in validation loss in words; below 0 is better."""
-    if difference(a, b) is None:
+def describe_loss_difference(what: str, a: Sequence[Record], b: Sequence[Record]) -> str:
+    """Describe the difference in validation loss; below 0, a is better."""
+    if loss_difference(a, b) is None:
         return f"{what}: a run diverged"
-    return trained_figures.said(what, figure_of(a, "valid_loss"), figure_of(b, "valid_loss"), 1.0, " nats", 4)
+    return trained.describe_difference(what, values_of(a, "valid_loss"), values_of(b, "valid_loss"), 1.0, " nats", 4)
 
 
-def table_of(context: Context, found: Found, against: str) -> list[dict[str, str]]:
-    """An arm a row: losses, bits per byte, similarity after the last layer; the cost of a step where runs ran alone."""
-    speed = {arm: spread([r["steps_per_second"] or 0.0 for r in kept])[0] for arm, kept in found.items()}
+def table_of(context: Context, runs: Runs, against: str) -> list[dict[str, str]]:
+    """Return the table that the page shows, a row per arm.
+
+    Args:
+        context: The context of the entry.
+        runs: The records by arm.
+        against: The arm whose time for a step counts as 1; times are given only where runs did not share the machine.
+    """
+    speed = {arm: spread([r["steps_per_second"] or 0.0 for r in records])[0] for arm, records in runs.items()}
     rows = []
-    for arm, kept in found.items():
-        similarity = [record.layers[-1].similarity for record in kept if record.layers]
+    for arm, records in runs.items():
+        similarity = [record.layers[-1].similarity for record in records if record.layers]
         row = {
             "arm": arm,
-            "validation loss": plus_minus(figure_of(kept, "valid_loss")),
-            "test bits per byte": plus_minus(figure_of(kept, "test_bits_per_byte")),
-            "training loss at the end": plus_minus([end_loss(record) for record in kept if not record.diverged]),
+            "validation loss": plus_minus(values_of(records, "valid_loss")),
+            "test bits per byte": plus_minus(values_of(records, "test_bits_per_byte")),
+            "training loss at the end": plus_minus([end_loss(record) for record in records if not record.diverged]),
             "token similarity after the last layer": plus_minus(similarity[:1], 3).partition(" ")[0],
         }
         if context.jobs == 1:
             row["ms a step"] = f"{1000 / speed[arm]:.1f}" if speed[arm] else "-"
             row["cost"] = f"{speed[against] / speed[arm]:.2f}x" if speed[arm] else "-"
-        rows.append({**row, "diverged": str(sum(record.diverged for record in kept))})
+        rows.append({**row, "diverged": str(sum(record.diverged for record in records))})
     return rows
 
 
-def runs_table(found: Found, seeds: Sequence[int]) -> list[dict[str, Any]]:
+def runs_table(runs: Runs, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the final numbers of every run, a row per run."""
     names = ("valid_loss", "valid_perplexity", "test_loss", "test_perplexity", "test_word_perplexity",
              "test_bits_per_byte", "steps", "seconds", "steps_per_second")  # fmt: skip
     return [
@@ -111,34 +135,37 @@ def runs_table(found: Found, seeds: Sequence[int]) -> list[dict[str, Any]]:
             **{name: record.figures.get(name) for name in names},
             "diverged": record["diverged"] or "",
         }
-        for arm, kept in found.items()
-        for seed, record in zip(seeds, kept, strict=False)
+        for arm, records in runs.items()
+        for seed, record in zip(seeds, records, strict=False)
     ]
 
 
-def layers_table(found: Found) -> list[dict[str, Any]]:
-    return [
-        {"arm": arm, "layer": f.index, "similarity": f.similarity, "cosine": f.cosine, "norm": f.norm}
-        for arm, kept in found.items()
-        for f in kept[0].layers
-    ]
+def run_tables(context: Context, runs: Runs) -> dict[str, list[dict[str, Any]]]:
+    """Return the tables "runs", "curves", "watched" and "layers"; the last two are of the first seed."""
+    seeds = seeds_of(context)
+    return {
+        "runs": runs_table(runs, seeds),
+        "curves": curves_table(runs, seeds),
+        "watched": [{"arm": arm, **row} for arm, records in runs.items() for row in records[0].watched],
+        "layers": [
+            {"arm": arm, "layer": f.index, "similarity": f.similarity, "cosine": f.cosine, "norm": f.norm}
+            for arm, records in runs.items()
+            for f in records[0].layers
+        ],
+    }
 
 
-def watched_table(found: Found) -> list[dict[str, Any]]:
-    return [{"arm": arm, **row} for arm, kept in found.items() for row in kept[0].watched]
-
-
-def curves_figure(found: Found) -> Any:
-    """Training loss, validation loss, token similarity in the course of training, and by layer after it."""
+def curves_figure(runs: Runs) -> Any:
+    """Draw training loss, validation loss, token similarity during training, and by layer after it."""
     figure, axes = panels(4, width=4.2, height=3.6)
-    for (arm, kept), style in zip(found.items(), styles(), strict=False):
-        band(axes[0], kept, "training", "loss", arm, style)
-        band(axes[1], kept, "evaluation", "loss", arm, style)
+    for (arm, records), style in zip(runs.items(), styles(), strict=False):
+        band(axes[0], records, "training", "loss", arm, style)
+        band(axes[1], records, "evaluation", "loss", arm, style)
         during: dict[float, list[float]] = {}
-        for row in kept[0].watched:
+        for row in records[0].watched:
             during.setdefault(row["step"], []).append(row["similarity"])
         axes[2].plot(list(during), [statistics.fmean(some) for some in during.values()], label=arm, **style)
-        layers = kept[0].layers
+        layers = records[0].layers
         if layers:
             every = {**style, "markevery": max(len(layers) // 10, 1)}
             axes[3].plot([f.index for f in layers], [f.similarity for f in layers], label=arm, **every)
@@ -150,15 +177,15 @@ def curves_figure(found: Found) -> Any:
     return figure
 
 
-def own_numbers(found: Found, name: str = "valid_loss", what: str = "validation loss") -> list[Claim]:
-    """Our numbers, which no paper prints."""
-    kept = {arm: figure_of(records, name) for arm, records in found.items()}
-    return [reported(f"{what}, {arm}", spread(values)[0] if values else None) for arm, values in kept.items()]
+def own_numbers(runs: Runs, name: str = "valid_loss", what: str = "validation loss") -> list[Claim]:
+    """Return the mean of a number for each arm, as claims that no paper prints a number for."""
+    by_arm = {arm: values_of(records, name) for arm, records in runs.items()}
+    return [reported(f"{what}, {arm}", spread(values)[0] if values else None) for arm, values in by_arm.items()]
 
 
-def budget(found: Found, tokens: int) -> str:
-    """How long an arm was trained, in steps of so many tokens."""
-    ended = [record for kept in found.values() for record in kept if not record.diverged]
+def describe_budget(runs: Runs, tokens: int) -> str:
+    """Describe how long an arm was trained, in steps of ``tokens`` tokens."""
+    ended = [record for records in runs.values() for record in records if not record.diverged]
     if not ended:
         return "every run diverged"
     record = ended[0]
@@ -169,13 +196,18 @@ def budget(found: Found, tokens: int) -> str:
     )
 
 
-def budget_note(context: Context, found: Found, tokens: int) -> str:
-    """What was spent on an arm, and where."""
-    devices = {record["device"] for kept in found.values() for record in kept if not record.diverged}
+def budget_note(context: Context, runs: Runs) -> str:
+    """Describe what each arm was trained on, for how long, and where."""
+    devices = {record["device"] for records in runs.values() for record in records if not record.diverged}
     seeds = len(seeds_of(context))
     assert context.text is not None
     several = f", {context.jobs} at a time (for the cost of a step see benchmarks/language.py)" * (context.jobs > 1)
     return (
-        f"Each arm: {budget(found, tokens)}, {context.text.resolve().name}, {seeds} seed{'s' * (seeds > 1)}; on "
-        f"{' and '.join(sorted(devices)) or 'no device'}{several}."
+        f"Each arm: {describe_budget(runs, tokens_a_step(context))}, {context.text.resolve().name}, "
+        f"{seeds} seed{'s' * (seeds > 1)}; on {' and '.join(sorted(devices)) or 'no device'}{several}."
     )
+
+
+def tokens_a_step(context: Context) -> int:
+    """Return the number of tokens that a training step reads."""
+    return context.setting["tokens"] * context.setting["batch"]

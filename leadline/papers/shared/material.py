@@ -1,4 +1,4 @@
-"""The images and the text that entries work on: whether they are there, and which ones they are."""
+"""The images and the text that entries use: whether they are available, and a hash of them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from leadline.papers.shared.entry import Entry
 
 
 class Material:
-    """What a command was given.
+    """Images and text for the entries of one command.
 
-    images    a local copy of CIFAR-10; None: the hub's.
-    embedded  scikit-learn's digits in place of it.
-    text      a file or folder.
+    Args:
+        images: A local copy of CIFAR-10; None for the hub's.
+        embedded: Whether scikit-learn's digits replace CIFAR-10.
+        text: A file or folder of text to train on.
     """
 
     def __init__(
@@ -34,13 +35,17 @@ class Material:
         self.text = None if text is None else Path(text)
 
     def check(self, entries: Sequence[Entry]) -> None:
-        """Raise, before an hour has passed, where what was given is bad, or all entries need what is not there."""
+        """Check the images before anything runs.
+
+        Raises:
+            LeadlineError: If a local copy cannot be read, or if every entry needs images and there are none.
+        """
         images = any(entry.images for entry in entries) and not self.embedded
         if images and self._no_images and (self.images is not None or all(entry.images for entry in entries)):
             raise self._no_images
 
     def lacks(self, entry: Entry) -> LeadlineError | None:
-        """Why an entry cannot run."""
+        """Return the error for what an entry needs and does not have, or None."""
         if entry.images and not self.embedded and self._no_images:
             return self._no_images
         if entry.text and self.text is None:
@@ -50,9 +55,9 @@ class Material:
         return None
 
     def id_of(self, entry: Entry) -> str:
-        """Changes with the images or the text, but not with where they lie: results on these are not those on others.
+        """Return a hash of the images or the text that an entry uses; empty for the digits, which never change.
 
-        Entries at initialisation take test images alone. Digits are always the same.
+        It does not depend on where they are stored. Entries at initialisation use test images only.
         """
         if entry.text:
             return self._text_id

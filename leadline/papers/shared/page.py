@@ -1,4 +1,4 @@
-"""The page of results, written from the summaries."""
+"""The Markdown page of results, written from the summaries of entries."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from leadline.errors import LeadlineError
 from leadline.files import whole
 from leadline.papers.shared import store
-from leadline.papers.shared.entry import REPORTED, verdict
-from leadline.papers.shared.trained import LEAST, NEAR, SIDE
+from leadline.papers.shared.entry import REPORTED, claim_mark
+from leadline.papers.shared.peaks import LEAST, NEAR, SIDE
 
-PICTURES = "init"  # folder beside the page
+PICTURES = "init"  # folder beside the page of entries at initialisation
 TRAINED = """\
 # Trained: {title}
 
@@ -45,7 +45,11 @@ The same numbers for machines: {json}.
 
 
 def check_page(page: str | os.PathLike[str]) -> None:
-    """Make the folder of the page now: better an error here than after all entries have run."""
+    """Make the folder of the page before any entry runs.
+
+    Raises:
+        LeadlineError: If the page cannot be written.
+    """
     page = Path(page)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -63,25 +67,34 @@ def write_page(
     trained: bool = False,
     options: str = "",
 ) -> None:
-    """Write ``page`` from the summaries of ``ids`` under ``out``, and copy their pictures into a folder beside it.
+    """Write a page of results, a JSON file with the same numbers beside it, and copy the pictures.
 
-    The same numbers go into a JSON file beside the page. A page of ``trained`` entries has pictures of its own, in a
-    folder that is named as the page is, with the tables of every run and its curves beside them, which cannot be had
-    again in a minute. ``options`` are those of the command, for the reader who wants to repeat it.
+    The pictures of entries at initialisation go into a folder ``init`` beside the page. Those of trained entries go
+    into a folder with the name of the page, together with the CSV tables, since these take long to compute again.
+
+    Args:
+        out: Folder of the folders of entries.
+        page: The Markdown file to write.
+        ids: The entries; those that are not finished are left out.
+        trained: Whether they are trained entries.
+        options: Options of the command that repeats the results, such as " --seed 1".
+
+    Raises:
+        LeadlineError: If none of the entries is finished.
     """
-    found = [summary for name in ids if (summary := store.read(Path(out) / name)) is not None]
-    if not found:
+    summaries = [summary for name in ids if (summary := store.read(Path(out) / name)) is not None]
+    if not summaries:
         raise LeadlineError(f"no finished entry in {out}; run `leadline reproduce init --out {out}` first")
     page = Path(page)
     pictures = page.parent / (page.stem if trained else PICTURES)
     pictures.mkdir(parents=True, exist_ok=True)
-    shown = page.name if page.is_absolute() else page.as_posix()
+    path = page.name if page.is_absolute() else page.as_posix()
     if trained:
-        budgets = {str(summary["setting"].get("budget")) for summary in found}
+        budgets = {str(summary["setting"].get("budget")) for summary in summaries}
         options = f" --budget {' '.join(sorted(budgets))}{options}"
-    every = not trained and len(found) == len(ids)
-    names = "init" if every else " ".join(summary["id"] for summary in found)
-    command = f"leadline reproduce {names}{options} --page {shown}"
+    every = not trained and len(summaries) == len(ids)
+    names = "init" if every else " ".join(summary["id"] for summary in summaries)
+    command = f"leadline reproduce {names}{options} --page {path}"
     introduction = TRAINED if trained else INTRODUCTION
     subject = (
         "Every figure and table of the two papers that needs no training" if every else "Some of the papers' figures"
@@ -96,15 +109,15 @@ def write_page(
             near=NEAR,
             side=SIDE,
         ),
-        _overview(found),
+        _overview(summaries),
     ]
-    for summary in found:
+    for summary in summaries:
         shutil.copyfile(Path(out) / summary["id"] / "figure.png", pictures / f"{summary['id']}.png")
         tables = [file for file in summary["files"] if file.endswith(".csv")] if trained else []
         for file in tables:
             shutil.copyfile(Path(out) / summary["id"] / file, pictures / f"{summary['id']}_{file}")
         parts.append(_entry(summary, pictures.name, tables))
-    for file, text in ((page, "\n".join(parts)), (page.with_suffix(".json"), _as_json(found, command))):
+    for file, text in ((page, "\n".join(parts)), (page.with_suffix(".json"), _as_json(summaries, command))):
         with whole(file) as new:
             new.write_text(text)
 
@@ -114,26 +127,26 @@ def _link(page: Path) -> str:
     return f"[{name}]({name})"
 
 
-def _as_json(found: list[dict[str, Any]], command: str) -> str:
-    """What the page says, for machines; an environment is given once for all entries that ran in it."""
-    environments = {json.dumps(summary["environment"]): summary["environment"] for summary in found}
-    kept = ("id", "title", "setting", "seconds", "notes", "claims")
-    entries = [{key: summary[key] for key in kept} for summary in found]
+def _as_json(summaries: list[dict[str, Any]], command: str) -> str:
+    """Return the numbers and notes of the page as JSON; entries share the environments that they ran in."""
+    environments = {json.dumps(summary["environment"]): summary["environment"] for summary in summaries}
+    keys = ("id", "title", "setting", "seconds", "notes", "claims")
+    entries = [{key: summary[key] for key in keys} for summary in summaries]
     whole = {"command": command, "environments": list(environments.values()), "entries": entries}
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
 
 
-def _overview(found: list[dict[str, Any]]) -> str:
+def _overview(summaries: list[dict[str, Any]]) -> str:
     rows = ["| entry | shape claims that hold | digits within tolerance | seconds |", "|---|---|---|---|"]
-    for summary in found:
+    for summary in summaries:
         counts = []
         for kind in ("shape", "digits"):
             claims = [c for c in summary["claims"] if c["kind"] == kind and c["tolerance"] != REPORTED]
             counts.append(f"{sum(claim['holds'] for claim in claims)} of {len(claims)}" if claims else "-")
         rows.append(f"| [{summary['id']}](#{summary['id']}) | {counts[0]} | {counts[1]} | {summary['seconds']:.0f} |")
-    total = sum(summary["seconds"] for summary in found)
-    machines = {summary["environment"]["hardware"] for summary in found}
-    last = found[-1]["environment"]
+    total = sum(summary["seconds"] for summary in summaries)
+    machines = {summary["environment"]["hardware"] for summary in summaries}
+    last = summaries[-1]["environment"]
     versions = ", ".join(f"{name} {value}" for name, value in last.items() if name != "hardware")
     rows.append(f"\n{total:.0f} s in all on {'; '.join(sorted(machines))}. Versions: {versions}.\n")
     return "\n".join(rows)
@@ -153,7 +166,7 @@ def _entry(summary: dict[str, Any], pictures: str, tables: Sequence[str]) -> str
     ]
     for claim in summary["claims"]:
         ours, paper = ("-" if claim[which] is None else f"{claim[which]:.4g}" for which in ("ours", "paper"))
-        holds = verdict(claim).replace("no", "**no**")
+        holds = claim_mark(claim).replace("no", "**no**")
         name = claim["name"].replace("|", "\\|")
         lines.append(f"| {name} | {claim['kind']} | {ours} | {paper} | {claim['tolerance']} | {holds} |")
     if tables:

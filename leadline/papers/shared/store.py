@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, and how a finished one is recognised."""
+"""The folder of an entry: writing its files, and recognising a finished one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEYS = {"id", "title", "setting", "seconds", "claims", "notes", "files", "envir
 
 
 def store(entry: Entry, result: Result, setting: Mapping[str, Any], seconds: float, folder: Path) -> dict[str, Any]:
-    """Write CSV tables, figure.png, figure.svg and, last, summary.json; returns the summary."""
+    """Write CSV tables, figure.png, figure.svg and, last, summary.json; return the summary."""
     tables = {name: rows for name, rows in result.tables.items() if rows}
     for name, rows in tables.items():
         with whole(folder / f"{name}.csv") as new, new.open("w", newline="") as file:
@@ -46,7 +46,7 @@ def store(entry: Entry, result: Result, setting: Mapping[str, Any], seconds: flo
 
 
 def finished(entry: Entry, setting: Mapping[str, Any], folder: Path) -> dict[str, Any] | None:
-    """The summary of a run that is complete and had the same setting, or None."""
+    """Return the summary if all files are there and the setting is the same, else None."""
     summary = read(folder)
     if summary is None or summary["id"] != entry.id or summary["setting"] != setting:
         return None
@@ -54,7 +54,7 @@ def finished(entry: Entry, setting: Mapping[str, Any], folder: Path) -> dict[str
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """The summary in ``folder``, or None when there is none or it is not whole."""
+    """Return the summary in ``folder``, or None if it is missing or incomplete."""
     try:
         summary = json.loads((folder / SUMMARY).read_text())
     except (OSError, ValueError):
@@ -63,11 +63,15 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 def fresh(folder: Path) -> None:
-    """Make the folder; whatever summary it has is no longer true once a run begins."""
+    """Make the folder and delete its summary, which no longer holds once a run begins.
+
+    Raises:
+        LeadlineError: If files cannot be written there.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SUMMARY).unlink(missing_ok=True)
-        trial = folder / f"{SUMMARY}.new"  # whether files can be written is better known before the run
+        trial = folder / f"{SUMMARY}.new"  # better to fail here than after the run
         trial.touch()
         trial.unlink()
     except OSError as error:
@@ -75,6 +79,6 @@ def fresh(folder: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """The hardware and the versions that the numbers and the seconds come from."""
+    """Return the hardware, and the versions of the libraries."""
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return {**versions("transformers", "matplotlib"), "hardware": f"{processor()}{gpu}"}

@@ -1,32 +1,71 @@
-"""What the trained entries make of their records: spreads over seeds, the peak at cosine 1, curves and violins."""
+"""What the trained entries share: training by arm and seed, statistics over seeds, tables and curves of runs."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from leadline.papers.shared.entry import Claim, above, reported
-from leadline.papers.shared.plots import panels
-from leadline.report.layers import Distribution, LayerFigures
-from leadline.report.numbers import spans
-from leadline.training.runs import Record
+from leadline.papers.shared.entry import Context
+from leadline.training.runs import Job, Record, Setting, run_all
 
-NEAR = 0.98  # cosines above it count as 1
-SIDE = 0.90  # a peak at 1 stands out against the cosines between this and NEAR
-LEAST = 0.01  # and holds at least this share of the pairs
-STANDARD = "standard"
-Models = Mapping[str, Sequence[LayerFigures]]  # what the probe says of trained models; nothing of one that diverged
+Arm = TypeVar("Arm", bound=Hashable)
+Variant = TypeVar("Variant", bound=Hashable)  # what tells the runs of an arm apart, such as the seed
+_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # Student's t for 2, 3, ... values
+
+
+def seeds_of(context: Context) -> range:
+    """Return the seeds of every arm."""
+    return range(context.seed, context.seed + context.setting["seeds"])
+
+
+def training_setting(context: Context) -> Setting:
+    """Return where and how the training runs of an entry are made."""
+
+    def complete(recipe: dict[str, Any]) -> dict[str, Any]:
+        """Put the images or the text of the context into the sections of a recipe."""
+        data = recipe["data"]
+        if data["name"] == "text":
+            data["path"] = str(context.text)
+        elif context.embedded:
+            # RandAugment needs colour, and a mirrored digit is none
+            recipe["augment"] = {**recipe.get("augment", {}), "rand_augment": None, "flip": False}
+            recipe["data"] = {"name": "digits", **({"valid": data["valid"]} if "valid" in data else {})}
+            model = recipe["model"]
+            model["patch_size"] = max(1, model.get("patch_size", 16) * 8 // data.get("image_size", 32))
+        elif context.data is not None:
+            data["path"] = str(context.data)
+        return recipe
+
+    return Setting(
+        context.out,
+        context.device,
+        complete,
+        data_id=context.data_id,
+        jobs=context.jobs,
+        until=context.until,
+        progress=context.progress,
+        say=context.say,
+    )
+
+
+def train_arms(context: Context, jobs: Mapping[tuple[Arm, Variant], Job]) -> dict[Arm, list[Record]]:
+    """Train the jobs that are not stored yet; return the records of each arm in the order of ``jobs``."""
+    records = run_all(training_setting(context), list(jobs.values()))
+    runs: dict[Arm, list[Record]] = {}
+    for (arm, _), job in jobs.items():
+        runs.setdefault(arm, []).append(records[job.name])
+    return runs
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation; that of a single value is 0."""
+    """Return mean and standard deviation; the deviation of a single value is 0."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def plus_minus(values: Sequence[float], digits: int = 4) -> str:
-    """Mean and standard deviation; a dash for no values."""
+    """Format mean and standard deviation; a dash for no values."""
     if not values:
         return "-"
     mean, deviation = spread(values)
@@ -34,52 +73,56 @@ def plus_minus(values: Sequence[float], digits: int = 4) -> str:
 
 
 def percent(values: Sequence[float]) -> str:
-    """Accuracies in [0, 1] -> "63.1 ± 0.4"; one of them has no spread."""
+    """Format accuracies in [0, 1] as "63.1 ± 0.4"; a single one as "63.1"."""
     mean, deviation = spread([100 * value for value in values])
     return f"{mean:.1f} ± {deviation:.1f}" if len(values) > 1 else f"{mean:.1f}"
 
 
 def accuracy(record: Record) -> float:
-    """Of a run that diverged: what guessing among ten gives."""
+    """Return the test accuracy of a run; a run that diverged counts as guessing among ten classes."""
     return 0.1 if record.diverged else record["test_accuracy"]
 
 
 def end_loss(record: Record) -> float:
-    """The training loss, of the readings that a record keeps, over the last tenth of a run: a single one is mostly the
-    noise of its batches."""
+    """Return the mean of the recorded training losses over the last tenth of a run.
+
+    A single loss would be mostly the noise of its batches.
+    """
     rows = record["training"]
     return statistics.fmean(row["loss"] for row in rows if row["epoch"] > 0.9 * rows[-1]["epoch"])
 
 
 def difference(a: Sequence[float], b: Sequence[float], scale: float = 100.0) -> tuple[float, float]:
-    """Mean of a - b, in points unless scaled otherwise, pair by pair (a pair shares its seed), and its standard
-    error."""
+    """Return the mean of a - b over pairs that share a seed, and its standard error.
+
+    Args:
+        a: A value per seed.
+        b: A value per seed.
+        scale: Factor on both; 100 turns accuracies into percentage points.
+    """
     mean, deviation = spread([scale * (x - y) for x, y in zip(a, b, strict=True)])
     return mean, deviation / math.sqrt(len(a))
 
 
-def said(
+def describe_difference(
     what: str, a: Sequence[float], b: Sequence[float], scale: float = 100.0, unit: str = " points", digits: int = 1
 ) -> str:
-    """The difference in words, and whether it is more than noise; of one seed that is not known."""
+    """Describe the difference of a and b, and whether it is beyond the noise; with one seed that is unknown."""
     mean, error = difference(a, b, scale)
     if len(a) < 2:
         return f"{what} {mean:+.{digits}f}{unit} (one seed)"
     return f"{what} {mean:+.{digits}f} ± {error:.{digits}f}{unit} ({noise(mean, error, len(a))})"
 
 
-_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # Student's t for 2, 3, ... values
-
-
 def noise(mean: float, error: float, seeds: int) -> str:
-    """Whether a mean with this standard error differs from 0 at 95 %."""
+    """Describe whether a mean with this standard error differs from 0 at 95 %."""
     beyond = abs(mean) > error * _T95[min(seeds - 2, len(_T95) - 1)]
     return f"{'beyond' if beyond else 'within'} the noise of {seeds} seeds at 95 %"
 
 
-def effort(found: Mapping[Any, Sequence[Record]], more: Sequence[Record] = ()) -> str:
-    """How much was trained, and on what."""
-    records = [record for kept in found.values() for record in kept] + list(more)
+def effort(runs: Mapping[Any, Sequence[Record]], more: Sequence[Record] = ()) -> str:
+    """Describe how many runs there were, how long they trained, and on which devices."""
+    records = [record for by_seed in runs.values() for record in by_seed] + list(more)
     seconds = sum(record["seconds"] or 0.0 for record in records)
     devices = sorted({record["device"] for record in records if record["device"]})
     on = " and ".join(devices) or "no device"
@@ -91,123 +134,36 @@ def effort(found: Mapping[Any, Sequence[Record]], more: Sequence[Record] = ()) -
     )
 
 
-def diverged_note(found: Mapping[Any, Sequence[Record]]) -> list[str]:
-    """Which runs diverged, and why the first of each did; nothing where none did."""
-    lost = {arm: [record["diverged"] for record in kept if record.diverged] for arm, kept in found.items()}
-    told = [f"{arm}, {len(whys)} of {len(found[arm])} ({whys[0]})" for arm, whys in lost.items() if whys]
-    return [f"Diverged, which counts as guessing: {'; '.join(told)}."] if told else []
+def diverged_note(runs: Mapping[Any, Sequence[Record]]) -> list[str]:
+    """Return a sentence on which runs diverged, and why the first of each arm did; nothing where none did."""
+    reasons = {arm: [record["diverged"] for record in records if record.diverged] for arm, records in runs.items()}
+    parts = [f"{arm}, {len(whys)} of {len(runs[arm])} ({whys[0]})" for arm, whys in reasons.items() if whys]
+    return [f"Diverged, which counts as guessing: {'; '.join(parts)}."] if parts else []
 
 
 def curves_table(
-    found: Mapping[str, Sequence[Record]], seeds: Sequence[int], figures: Sequence[str] = ("loss",)
+    runs: Mapping[str, Sequence[Record]], seeds: Sequence[int], figures: Sequence[str] = ("loss",)
 ) -> list[dict[str, Any]]:
-    """The curves of every run."""
+    """Return the curves of every run, a row per point."""
     return [
         {"arm": arm, "seed": seed, "curve": which, "step": row["step"], "epoch": row["epoch"],
          **{name: row.get(name) for name in figures}}
-        for arm, kept in found.items() for seed, record in zip(seeds, kept, strict=False)
+        for arm, records in runs.items() for seed, record in zip(seeds, records, strict=False)
         for which in ("training", "evaluation") for row in record[which]
     ]  # fmt: skip
 
 
-def layers_table(models: Models) -> list[dict[str, Any]]:
-    """What is drawn and said of the token pairs of every layer."""
-    return [
-        {"arm": arm, "layer": f.index, "similarity": f.similarity, "cosine": f.cosine,
-         "cosine_median": f.cosines.median, "cosine_mode": f.cosines.mode, "near_one": near_one(f.cosines),
-         "beside_one": beside_one(f.cosines)}
-        for arm, layers in models.items() for f in layers if f.cosines is not None
-    ]  # fmt: skip
-
-
-def near_one(distribution: Distribution) -> float:
-    """The share of token pairs with a cosine above NEAR."""
-    return _share(distribution, NEAR, 1.0)
-
-
-def beside_one(distribution: Distribution) -> float:
-    """The share of token pairs with a cosine between SIDE and NEAR."""
-    return _share(distribution, SIDE, NEAR)
-
-
-def peaks_at_one(distribution: Distribution) -> bool:
-    """Whether the histogram rises towards 1: denser above NEAR than between SIDE and NEAR, with a share that counts."""
-    top, side = near_one(distribution), beside_one(distribution)
-    return top >= LEAST and top / (1 - NEAR) > side / (NEAR - SIDE)
-
-
-def _share(distribution: Distribution, low: float, high: float) -> float:
-    edges = zip(distribution.edges, distribution.edges[1:], distribution.counts, strict=False)
-    inside = sum(count for left, right, count in edges if left > low - 1e-6 and right < high + 1e-6)
-    return inside / max(1, sum(distribution.counts))
-
-
-def peak_layers(layers: Sequence[LayerFigures]) -> tuple[list[int], float]:
-    """The layers whose outputs have a peak at cosine 1, and the largest share of pairs above NEAR in any layer."""
-    known = [(layer.index, layer.cosines) for layer in layers if layer.index and layer.cosines is not None]
-    shares = [near_one(cosines) for _, cosines in known]
-    return [index for index, cosines in known if peaks_at_one(cosines)], max(shares, default=0.0)
-
-
-def peak_claims(models: Models) -> list[Claim]:
-    """That the peak at cosine 1 appears with standard attention, and with nothing else."""
-    found = {name: peak_layers(layers) if layers else None for name, layers in models.items()}
-    counts = {name: None if peak is None else float(len(peak[0])) for name, peak in found.items()}
-    what = "layers with a peak at cosine 1,"
-    claims = [above(f"{what} {STANDARD}", counts.pop(STANDARD), 0.0)]
-    claims += [Claim(f"{what} {name}", "shape", count, 0.0, "none", count == 0) for name, count in counts.items()]
-    share = f"largest share of pairs with cosine above {NEAR:g},"
-    return claims + [reported(f"{share} {name}", None if peak is None else peak[1]) for name, peak in found.items()]
-
-
-def peak_sentence(models: Models) -> str:
-    """Whether the peak at cosine 1 appears with standard attention, and what removes it."""
-    if not models[STANDARD]:
-        return "Whether a peak at cosine 1 appears with standard attention is not known: its run diverged."
-    found = {name: peak_layers(layers) for name, layers in models.items() if layers}
-    first, others = STANDARD, [name for name in found if name != STANDARD]
-
-    def share(name: str) -> str:
-        return f"{100 * found[name][1]:.3g} %"
-
-    if not found[first][0]:
-        most = "; ".join([f"at most {share(first)} of them", *(f"{name} {share(name)}" for name in others)])
-        line = (
-            f"A peak at cosine 1 does not appear with {first} attention: in no layer do enough token pairs have a "
-            f"cosine above {NEAR:g}, and more densely than just below it ({most})."
-        )
-        new = [name for name in others if found[name][0]]
-        return line + (f" It appears with {_listed(new)}." if new else "")
-    line = (
-        f"The peak at cosine 1 appears with {first} attention in {_layers(found[first][0])} "
-        f"of {len(models[first]) - 1}: up to {share(first)} of the token pairs have a cosine "
-        f"above {NEAR:g}."
-    )
-    stays = [name for name in others if found[name][0]]
-    fades = [name for name in others if not found[name][0] and found[name][1] > found[first][1] / 2]
-    gone = [name for name in others if name not in stays and name not in fades]
-    if gone:
-        line += f" It is gone with {_listed([f'{name} (at most {share(name)})' for name in gone])}."
-    if fades:
-        line += (
-            f" With {_listed([f'{name} (at most {share(name)})' for name in fades])} it no longer stands out in any "
-            "layer, but there are nearly as many such pairs."
-        )
-    if stays:
-        line += f" It stays with {_listed([f'{name} ({_layers(found[name][0])}, {share(name)})' for name in stays])}."
-    return line
-
-
-def _layers(numbers: Sequence[int]) -> str:
-    return f"layer{'s' * (len(numbers) > 1)} {spans(numbers)}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 def band(axis: Any, records: Sequence[Record], which: str, figure: str, label: str, style: Mapping[str, Any]) -> None:
-    """A curve by epoch: the mean over records, and what lies between the smallest and the largest."""
+    """Draw a curve by epoch: the mean over records, and a band from the smallest to the largest.
+
+    Args:
+        axis: A matplotlib axis.
+        records: The runs of an arm; those that diverged are left out.
+        which: ``"training"`` or ``"evaluation"``.
+        figure: The column to draw, such as ``"loss"``.
+        label: Name of the line.
+        style: How to draw it, from ``plots.styles``.
+    """
     curves = [record.curve(which, figure) for record in records if not record.diverged]
     if not curves:
         return
@@ -218,21 +174,3 @@ def band(axis: Any, records: Sequence[Record], which: str, figure: str, label: s
     axis.plot(x, [statistics.fmean(point) for point in by_point], label=label, **every)
     low, high = [min(point) for point in by_point], [max(point) for point in by_point]
     axis.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
-
-
-def violins(
-    models: Models, draw: Callable[[Any, Sequence[LayerFigures]], None], titles: str = "{}", **size: Any
-) -> Any:
-    """A panel of violins for each model, all to one scale; of one that diverged the panel says so."""
-    figure, axes = panels(1, rows=len(models), **size)
-    for axis, (name, layers) in zip(axes, models.items(), strict=True):
-        axis.set_title(titles.format(name), loc="left")
-        if layers:
-            draw(axis, layers)
-        else:
-            axis.text(0.5, 0.5, "diverged", transform=axis.transAxes, ha="center")
-    ends = [axis.get_ylim() for axis, layers in zip(axes, models.values(), strict=True) if layers]
-    if ends:
-        for axis in axes:
-            axis.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
-    return figure

@@ -1,4 +1,4 @@
-"""TSE figure 4: pre-norm blocks: similarity rises more slowly, and the norms show why."""
+"""TSE figure 4: token similarity and norms by block, pre-norm beside post-norm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from leadline.metrics import token_similarity
-from leadline.papers.shared.algorithm1 import Sizes, draw_tokens, draw_weights, layer_norm, post_norm, pre_norm
+from leadline.papers.shared.algorithm1 import (
+    Sizes,
+    draw_tokens,
+    draw_weights,
+    layer_norm,
+    measure_trials,
+    post_norm,
+    pre_norm,
+)
 from leadline.papers.shared.entry import Claim, Context, Entry, Result
 from leadline.papers.shared.plots import panels, styles
 
@@ -16,16 +24,15 @@ NORMS = {"X": "X", "LN(X)": r"$\hat{X} = LN(X)$", "attention branch": r"$P(\hat{
 
 
 def measure(context: Context) -> dict[str, Tensor]:
-    """By block, (depth, trials): what enters each block. Both forms get the same tokens and weights."""
+    """Measure what enters each block, by name (depth, trials). Both forms get the same tokens and weights."""
     setting = context.setting
-    sizes = Sizes(*(setting[name] for name in Sizes._fields))
+    sizes = Sizes.of(setting)
     depth, trials = setting["depth"], setting["trials"]
 
-    def some(start: int) -> dict[str, Tensor]:
+    def some(start: int, count: int) -> dict[str, Tensor]:
         generator = context.generator(start)
-        count = min(setting["chunk"], trials - start)
         pre = post = draw_tokens(sizes, count, generator)
-        rows: dict[str, list[Tensor]] = {name: [] for name in ("pre", "post", "expected", "found", *NORMS)}
+        rows: dict[str, list[Tensor]] = {name: [] for name in ("pre", "post", "expected", "actual", *NORMS)}
         for _ in range(depth):
             weights = draw_weights(sizes, (count,), generator)
             steps = pre_norm(pre, weights, sizes.heads)
@@ -34,23 +41,22 @@ def measure(context: Context) -> dict[str, Tensor]:
                 rows[name].append(torch.linalg.matrix_norm(X))
             mixed = torch.linalg.matrix_norm(steps.P @ normed.unsqueeze(-3)).square().mean(-1)
             rows["expected"].append(torch.linalg.matrix_norm(pre).square() + mixed)  # (20)
-            rows["found"].append(torch.linalg.matrix_norm(steps.y1).square())
+            rows["actual"].append(torch.linalg.matrix_norm(steps.y1).square())
             rows["pre"].append(token_similarity(pre))
             rows["post"].append(token_similarity(post))
             pre, post = steps.y4, post_norm(post, weights, sizes.heads).y4
         return {name: torch.stack(values) for name, values in rows.items()}
 
-    chunks = context.map(some, range(0, trials, setting["chunk"]))
-    return {name: torch.cat([chunk[name] for chunk in chunks], dim=-1).cpu() for name in chunks[0]}
+    return measure_trials(context, trials, setting["chunk"], some)
 
 
 def run(context: Context) -> Result:
+    """Run the entry."""
     depth, trials = context.setting["depth"], context.setting["trials"]
-    found = measure(context)
-    mean = {name: values.mean(-1) for name, values in found.items()}
+    mean = {name: values.mean(-1) for name, values in measure(context).items()}
     last = {name: mean[name][-1].item() for name in ("pre", "post")}
     rise = mean["X"].diff().min().item()
-    ratio = (mean["found"] / mean["expected"]).tolist()
+    ratio = (mean["actual"] / mean["expected"]).tolist()
     off = max(ratio, key=lambda value: abs(value - 1))
     claims = [
         Claim(f"t_sim entering block {depth}, pre-norm", "shape", last["pre"], None,
@@ -74,21 +80,22 @@ def run(context: Context) -> Result:
         for b in range(depth)
     ]
 
-    def plot() -> Any:
-        figure, (left, right) = panels(2)
-        blocks = range(1, depth + 1)
-        for name, style in zip(("pre", "post"), styles(), strict=False):
-            left.plot(blocks, mean[name], label=f"{name}-norm", **style)
-        left.set(xlabel="block", ylabel="token similarity", ylim=(0, 1.03))
-        for name, style in zip(NORMS, styles(), strict=False):
-            right.plot(blocks, mean[name], label=NORMS[name], **style)
-        right.set(xlabel="block", ylabel="Frobenius norm", ylim=(0, None))
-        for axis in (left, right):
-            axis.legend(frameon=False, fontsize=8)
-        figure.suptitle(f"mean of {trials} trials", fontsize=10)
-        return figure
+    return Result(claims, {"blocks": table}, lambda: _plot(mean, depth, trials), notes)
 
-    return Result(claims, {"blocks": table}, plot, notes)
+
+def _plot(mean: dict[str, Tensor], depth: int, trials: int) -> Any:
+    figure, (left, right) = panels(2)
+    blocks = range(1, depth + 1)
+    for name, style in zip(("pre", "post"), styles(), strict=False):
+        left.plot(blocks, mean[name], label=f"{name}-norm", **style)
+    left.set(xlabel="block", ylabel="token similarity", ylim=(0, 1.03))
+    for name, style in zip(NORMS, styles(), strict=False):
+        right.plot(blocks, mean[name], label=NORMS[name], **style)
+    right.set(xlabel="block", ylabel="Frobenius norm", ylim=(0, None))
+    for axis in (left, right):
+        axis.legend(frameon=False, fontsize=8)
+    figure.suptitle(f"mean of {trials} trials", fontsize=10)
+    return figure
 
 
 ENTRY = Entry(

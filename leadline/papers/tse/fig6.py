@@ -11,18 +11,21 @@ from leadline.papers.shared.trained import (
     accuracy,
     band,
     curves_table,
+    describe_difference,
     difference,
     diverged_note,
     effort,
     end_loss,
     percent,
     plus_minus,
-    said,
+    seeds_of,
     spread,
+    train_arms,
 )
-from leadline.training.runs import Job, Record, run_all
+from leadline.training.runs import Job, Record
 
-PAIRS = (("de-escalated", "post-norm"), ("de-escalated", "pre-norm"), ("pre-norm", "post-norm"))  # better first, TSE
+# what TSE finds better, first
+PAIRS = (("de-escalated", "post-norm"), ("de-escalated", "pre-norm"), ("pre-norm", "post-norm"))
 ARMS: dict[str, dict[str, Any]] = {
     "post-norm": {"norm": "post"},
     "pre-norm": {"norm": "pre"},
@@ -31,7 +34,10 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 def recipe(setting: Mapping[str, Any], arm: str, seed: int) -> dict[str, Any]:
-    """The sections of a recipe. The paper does not say how it pools; after tau = 1 a mean would be 0: the maximum."""
+    """Return the sections of a recipe.
+
+    The paper does not state its pooling. After tau = 1 the mean over tokens is 0, so this takes the maximum.
+    """
     sizes = {name: setting[name] for name in ("depth", "dim", "ffn", "heads")}
     rate = setting["lr_post"] if arm == "post-norm" else setting["lr"]
     return {
@@ -52,68 +58,80 @@ def recipe(setting: Mapping[str, Any], arm: str, seed: int) -> dict[str, Any]:
 
 
 def run(context: Context) -> Result:
-    setting, seeds = context.setting, range(context.seed, context.seed + context.setting["seeds"])
+    """Run the entry."""
+    setting, seeds = context.setting, seeds_of(context)
     jobs = {
         (arm, seed): Job(f"depth{setting['depth']} {arm} {seed}", recipe(setting, arm, seed), setting["probed"])
         for seed in seeds
         for arm in ARMS
     }
-    records = run_all(context.training(), list(jobs.values()))
-    found = {arm: [records[jobs[arm, seed].name] for seed in seeds] for arm in ARMS}
-    right = {arm: [accuracy(record) for record in kept] for arm, kept in found.items()}
-    losses = {arm: [end_loss(record) for record in kept if not record.diverged] for arm, kept in found.items()}
-    whole = {arm: values for arm, values in losses.items() if len(values) == len(seeds)}
+    runs = train_arms(context, jobs)
+    right = {arm: [accuracy(record) for record in records] for arm, records in runs.items()}
+    losses = {arm: [end_loss(record) for record in records if not record.diverged] for arm, records in runs.items()}
+    complete = {arm: values for arm, values in losses.items() if len(values) == len(seeds)}
     rows = [
         {
             "arm": arm,
             "test accuracy, %": percent(right[arm]),
             "training loss at the end": plus_minus(losses[arm], 3),
             "token similarity after the last layer": plus_minus(
-                [record.layers[-1].similarity for record in kept if record.layers], 3
+                [record.layers[-1].similarity for record in records if record.layers], 3
             ),
-            "diverged": str(sum(record.diverged for record in kept)),
-            "seconds a run": f"{spread([record['seconds'] or 0.0 for record in kept])[0]:.0f}",
+            "diverged": str(sum(record.diverged for record in records)),
+            "seconds a run": f"{spread([record['seconds'] or 0.0 for record in records])[0]:.0f}",
         }
-        for arm, kept in found.items()
-    ]
-    notes = [
-        f"Test accuracy after {setting['epochs']} epochs, {len(seeds)} seeds: "
-        + "; ".join(said(f"{one} against {other}", right[one], right[other]) for one, other in PAIRS)
-        + ".",
-        f"Training loss over the last tenth: {'; '.join(_told(one, other, whole) for one, other in PAIRS)}.",
-        "The paper prints curves, not numbers; its order is de-escalated, pre-norm, post-norm in training loss, with "
-        f"lr {setting['lr']:g}, for post-norm {setting['lr_post']:g}, as here: none was tuned. Ours is "
-        f"{', '.join(sorted(whole, key=lambda arm: spread(whole[arm])[0])) or 'not known, since all diverged'}.",
-        *diverged_note(found),
-        "De-escalation with tau 1 takes the mean of the tokens out, so that no similarity is left after the last layer "
-        "whatever was learned.",
-        f"{'Augmented by flips and crops only' if not setting['augment'].get('rand_augment') else 'RandAugment'}; "
-        f"the head takes the maximum over tokens. {_speed(context, found)}",
-        effort(found),
+        for arm, records in runs.items()
     ]
     table = [
         {"arm": arm, "seed": seed, **{name: record[name] for name in ("test_accuracy", "test_loss", "seconds")},
          "training_loss": "" if record.diverged else end_loss(record), "diverged": record["diverged"] or ""}
-        for arm, kept in found.items() for seed, record in zip(seeds, kept, strict=True)
+        for arm, records in runs.items() for seed, record in zip(seeds, records, strict=True)
     ]  # fmt: skip
-    curves = curves_table(found, seeds, ("loss", "accuracy"))
+    tables = {"arms": rows, "runs": table, "curves": curves_table(runs, seeds, ("loss", "accuracy"))}
+    notes = _notes(context, runs, right, complete)
+    return Result(_claims(right, complete), tables, lambda: _plot(runs), notes, shown=rows)
 
-    def plot() -> Any:
-        figure, axes = panels(3)
-        shown = (("training", "loss", "training loss"), ("evaluation", "loss", "test loss"),
-                 ("evaluation", "accuracy", "test accuracy"))  # fmt: skip
-        for axis, (which, name, title) in zip(axes, shown, strict=True):
-            for (arm, kept), style in zip(found.items(), styles(), strict=False):
-                band(axis, kept, which, name, arm, style)
-            axis.set(xlabel="epoch", title=title)
-        axes[0].legend(frameon=False)
-        return figure
 
-    return Result(_claims(right, whole), {"arms": rows, "runs": table, "curves": curves}, plot, notes, shown=rows)
+def _notes(
+    context: Context,
+    runs: Mapping[str, list[Record]],
+    right: Mapping[str, Sequence[float]],
+    losses: Mapping[str, Sequence[float]],
+) -> list[str]:
+    """Return the notes; ``losses`` holds only arms of which no run diverged."""
+    setting = context.setting
+    order = sorted(losses, key=lambda arm: spread(losses[arm])[0])
+    return [
+        f"Test accuracy after {setting['epochs']} epochs, {len(seeds_of(context))} seeds: "
+        + "; ".join(describe_difference(f"{one} against {other}", right[one], right[other]) for one, other in PAIRS)
+        + ".",
+        f"Training loss over the last tenth: {'; '.join(_loss_difference(*pair, losses) for pair in PAIRS)}.",
+        "The paper prints curves, not numbers; its order is de-escalated, pre-norm, post-norm in training loss, with "
+        f"lr {setting['lr']:g}, for post-norm {setting['lr_post']:g}, as here: none was tuned. Ours is "
+        f"{', '.join(order) or 'not known, since all diverged'}.",
+        *diverged_note(runs),
+        "De-escalation with tau 1 takes the mean of the tokens out, so that no similarity is left after the last layer "
+        "whatever was learned.",
+        f"{'Augmented by flips and crops only' if not setting['augment'].get('rand_augment') else 'RandAugment'}; "
+        f"the head takes the maximum over tokens. {_speed(context, runs)}",
+        effort(runs),
+    ]
+
+
+def _plot(runs: Mapping[str, list[Record]]) -> Any:
+    figure, axes = panels(3)
+    curves = (("training", "loss", "training loss"), ("evaluation", "loss", "test loss"),
+              ("evaluation", "accuracy", "test accuracy"))  # fmt: skip
+    for axis, (which, name, title) in zip(axes, curves, strict=True):
+        for (arm, records), style in zip(runs.items(), styles(), strict=False):
+            band(axis, records, which, name, arm, style)
+        axis.set(xlabel="epoch", title=title)
+    axes[0].legend(frameon=False)
+    return figure
 
 
 def _claims(right: Mapping[str, Sequence[float]], losses: Mapping[str, Sequence[float]]) -> list[Claim]:
-    """The paper concludes on training loss; accuracy stands beside it."""
+    """Return the claims: on training loss, of which the paper concludes, and numbers on accuracy."""
     claims = []
     for one, other in PAIRS:
         known = one in losses and other in losses
@@ -125,17 +143,19 @@ def _claims(right: Mapping[str, Sequence[float]], losses: Mapping[str, Sequence[
     return claims + [reported(f"test accuracy, {arm}, %", 100 * spread(values)[0]) for arm, values in right.items()]
 
 
-def _told(one: str, other: str, losses: Mapping[str, Sequence[float]]) -> str:
+def _loss_difference(one: str, other: str, losses: Mapping[str, Sequence[float]]) -> str:
     what = f"{one} against {other}"
     if one not in losses or other not in losses:
         return f"{what}: a run diverged"
-    return said(what, losses[one], losses[other], scale=1.0, unit="", digits=3)
+    return describe_difference(what, losses[one], losses[other], scale=1.0, unit="", digits=3)
 
 
-def _speed(context: Context, found: Mapping[str, list[Record]]) -> str:
+def _speed(context: Context, runs: Mapping[str, list[Record]]) -> str:
     if context.jobs > 1:
         return "For steps a second see benchmarks/training.py."
-    speeds = [record["steps_per_second"] for kept in found.values() for record in kept if record["steps_per_second"]]
+    speeds = [
+        record["steps_per_second"] for records in runs.values() for record in records if record["steps_per_second"]
+    ]
     return f"{max(speeds, default=0.0):.0f} steps/s in the quickest run."
 
 

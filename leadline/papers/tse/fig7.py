@@ -1,4 +1,4 @@
-"""TSE figure 7: Transformer-XL of depth 60, post-norm, pre-norm and de-escalated; causally, and as printed."""
+"""TSE figure 7: Transformer-XL of depth 60 on text, post-norm, pre-norm, de-escalated causally and as printed."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from typing import Any
 from leadline.papers.shared.entry import Claim, Context, Entry, Result
 from leadline.papers.shared.language import (
     TEXT_SETTING,
-    WATCH,
-    Found,
+    Runs,
     budget_note,
     curves_figure,
-    layers_table,
+    describe_loss_difference,
     own_numbers,
-    runs_table,
-    said,
-    seeds_of,
+    run_tables,
     table_of,
     text_recipe,
     train_all,
-    watched_table,
+    watch_first,
 )
-from leadline.papers.shared.trained import curves_table, end_loss, spread
+from leadline.papers.shared.trained import end_loss, seeds_of, spread
 
 ARMS: dict[str, dict[str, Any]] = {
     "post-norm": {"norm": "post"},
@@ -34,7 +31,7 @@ POST, PRE, CAUSAL, LEAKY = ARMS
 
 
 def recipe(setting: Mapping[str, Any], arm: str, seed: int) -> dict[str, Any]:
-    """As TSE and Transformer-XL have it: Adam, cosine, no clipping, no dropout, no warm-up."""
+    """Return the sections of a recipe as in TSE and Transformer-XL: Adam, cosine, no clipping, dropout or warm-up."""
     sizes = {name: setting[name] for name in ("depth", "dim", "heads", "ffn", "memory_length")}
     tree = text_recipe(setting, {"name": "transformer_xl_base", **sizes, **ARMS[arm]}, seed, setting["lr"])
     tree["optimizer"] = {"name": "adam", "lr": setting["lr"], "weight_decay": 0.0}
@@ -44,52 +41,48 @@ def recipe(setting: Mapping[str, Any], arm: str, seed: int) -> dict[str, Any]:
 
 
 def run(context: Context) -> Result:
-    setting, seeds = context.setting, seeds_of(context)
+    """Run the entry."""
+    setting = context.setting
     recipes = {
-        (arm, seed): {**recipe(setting, arm, seed), **(WATCH if seed == context.seed else {})}
+        (arm, seed): watch_first(context, recipe(setting, arm, seed), seed)
         for arm in ARMS
-        for seed in seeds
+        for seed in seeds_of(context)
     }
-    found = train_all(context, recipes, "xl")
+    runs = train_all(context, recipes, "xl")
     claims = [
         *(
-            _claim(f"{arm} against post-norm, training loss at the end", found, arm, POST, 0.0)
+            _claim(f"{arm} against post-norm, training loss at the end", runs, arm, POST, 0.0)
             for arm in (CAUSAL, LEAKY)
         ),
-        _claim("de-escalated, causal, against pre-norm, training loss at the end", found, CAUSAL, PRE, 0.1),
-        *own_numbers(found),
+        _claim("de-escalated, causal, against pre-norm, training loss at the end", runs, CAUSAL, PRE, 0.1),
+        *own_numbers(runs),
     ]
     notes = [
         "Validation loss: "
         + "; ".join(
             (
-                said("causally de-escalated against post-norm", found[CAUSAL], found[POST]),
-                said("against pre-norm", found[CAUSAL], found[PRE]),
-                said("the leaky form against the causal one", found[LEAKY], found[CAUSAL]),
+                describe_loss_difference("causally de-escalated against post-norm", runs[CAUSAL], runs[POST]),
+                describe_loss_difference("against pre-norm", runs[CAUSAL], runs[PRE]),
+                describe_loss_difference("the leaky form against the causal one", runs[LEAKY], runs[CAUSAL]),
             )
         )
         + ".",
         "The mean in the leaky form holds the tokens to be predicted, in training and in evaluation: its loss is no "
         "measure of a language model, and the paper's figure shows training loss only.",
-        budget_note(context, found, setting["tokens"] * setting["batch"]) + " The text is read in one order, so that "
+        budget_note(context, runs) + " The text is read in one order, so that "
         "seeds differ by their initialisation alone.",
     ]
-    tables = {
-        "runs": runs_table(found, seeds),
-        "curves": curves_table(found, seeds),
-        "watched": watched_table(found),
-        "layers": layers_table(found),
-    }
-    return Result(claims, tables, lambda: curves_figure(found), notes, shown=table_of(context, found, POST))
+    table = table_of(context, runs, POST)
+    return Result(claims, run_tables(context, runs), lambda: curves_figure(runs), notes, shown=table)
 
 
-def _claim(name: str, found: Found, ours: str, other: str, slack: float) -> Claim:
-    """Whether the training loss of an arm is below that of another, or at most ``slack`` above it."""
+def _claim(name: str, runs: Runs, ours: str, other: str, slack: float) -> Claim:
+    """Return the claim that the training loss of an arm is below that of another, or less than ``slack`` above it."""
     ends = []
     for arm in (ours, other):
-        losses = [end_loss(record) for record in found[arm] if not record.diverged]
+        losses = [end_loss(record) for record in runs[arm] if not record.diverged]
         ends.append(spread(losses)[0] if losses else None)
-    if ends[0] is None or ends[1] is None:  # the other one diverged: that is what the paper reports of post-norm
+    if ends[0] is None or ends[1] is None:  # the paper reports that post-norm diverges
         return Claim(name, "shape", ends[0], None, "finite", ends[0] is not None)
     gap = ends[0] - ends[1]
     return Claim(name, "shape", gap, None, f"below {slack:g}", gap < slack)

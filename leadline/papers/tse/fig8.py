@@ -1,4 +1,4 @@
-"""TSE figure 8: eta = E[xi_1]/E[xi_2] - xi_1/xi_2 (14) as X leaves rank one, with standard errors."""
+"""TSE figure 8: eta = E[xi_1]/E[xi_2] - xi_1/xi_2 (14) on a path of X away from rank one, with standard errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leadline.papers.shared.plots import panels, styles
 
 
 def measure(context: Context, d: int, times: Tensor) -> Tensor:
-    """eta (times, samples) for X = e v^T + t Q and Y = X + P X W, W ~ N(0, I/d), P by (2) with one head."""
+    """Measure eta (times, samples) for X = e v^T + t Q and Y = X + P X W, W ~ N(0, I/d), P by (2) with one head."""
     n, samples = context.setting["n"], context.setting["samples"]
     generator = context.generator(d)
 
@@ -34,23 +34,24 @@ def measure(context: Context, d: int, times: Tensor) -> Tensor:
 
 
 def run(context: Context) -> Result:
+    """Run the entry."""
     widths, samples, count = context.setting["widths"], context.setting["samples"], context.setting["times"]
     times = torch.linspace(1 / count, 1, count)
-    found = {}
+    values = {}
     for i, d in enumerate(widths, start=1):
-        found[d] = measure(context, d, times)
+        values[d] = measure(context, d, times)
         context.progress(i, len(widths))
-    mean = {d: values.mean(-1) for d, values in found.items()}
-    error = {d: values.std(-1) / math.sqrt(samples) for d, values in found.items()}
+    mean = {d: by_draw.mean(-1) for d, by_draw in values.items()}
+    error = {d: by_draw.std(-1) / math.sqrt(samples) for d, by_draw in values.items()}
     claims = []
     for d in widths:
-        spread = found[d].std(-1).mean().item()
+        spread = values[d].std(-1).mean().item()
         ours = spread / math.sqrt(6 / d)
         name = f"spread of eta over sqrt(6/d), mean over t, d = {d}"
         claims.append(Claim(name, "digits", ours, None, "theory 1 ± 20%", abs(ours - 1) < 0.2))
     sizes = [mean[d].abs().mean().item() for d in widths]
     smaller = all(a > b for a, b in pairwise(sizes))
-    spreads = found[widths[0]].std(-1)
+    spreads = values[widths[0]].std(-1)
     low, high = spreads[times <= 0.3].mean().item(), spreads[times >= 0.7].mean().item()
     notes = [
         "Mean |average eta| over t: "

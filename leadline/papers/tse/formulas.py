@@ -1,4 +1,4 @@
-"""Escalation under other attention formulas (TSE, section 2.1) and Corollary 2.7's special forms."""
+"""TSE sections 2.1 and 2.2: escalation under five attention formulas, and the special cases of Corollary 2.7."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from leadline.metrics import delta, energy_ratios, escalation_rate, mixing_gains, omega, second_eigenvalue
 from leadline.metrics import token_similarity as similarity_of
 from leadline.ops import FORMULAS
-from leadline.papers.shared.algorithm1 import Sizes, draw_tokens, draw_weights, post_norm
+from leadline.papers.shared.algorithm1 import Sizes, draw_tokens, draw_weights, join_chunks, post_norm
 from leadline.papers.shared.entry import Claim, Context, Entry, Result, below, first_above
 from leadline.papers.shared.plots import panels, styles
 from leadline.theory import expected_rate, rate_estimate, rate_lower_bound
@@ -19,9 +19,9 @@ NAMES = ("similarity", "ratio", "rate", "expected", "bound", "estimate", "delta"
 
 
 def measure(context: Context) -> dict[str, dict[str, Tensor]]:
-    """By formula, quantities (depth, trials); all formulas get the same tokens and weights."""
+    """Measure quantities (depth, trials) by formula and name; all formulas get the same tokens and weights."""
     setting = context.setting
-    sizes = Sizes(*(setting[name] for name in Sizes._fields))
+    sizes = Sizes.of(setting)
     depth, trials, chunk = setting["depth"], setting["trials"], setting["chunk"]
 
     def some(job: tuple[str, int]) -> dict[str, Tensor]:
@@ -49,14 +49,14 @@ def measure(context: Context) -> dict[str, dict[str, Tensor]]:
 
     starts = range(0, trials, chunk)
     parts = iter(context.map(some, [(formula, start) for formula in FORMULAS for start in starts]))
-    chunks = {formula: [next(parts) for _ in starts] for formula in FORMULAS}
-    return {f: {name: torch.cat([part[name] for part in of], -1).cpu() for name in NAMES} for f, of in chunks.items()}
+    return {formula: join_chunks([next(parts) for _ in starts]) for formula in FORMULAS}
 
 
 def run(context: Context) -> Result:
+    """Run the entry."""
     depth, trials = context.setting["depth"], context.setting["trials"]
-    found = measure(context)
-    mean = {formula: {name: values.mean(-1) for name, values in rows.items()} for formula, rows in found.items()}
+    measured = measure(context)
+    mean = {formula: {name: values.mean(-1) for name, values in rows.items()} for formula, rows in measured.items()}
     claims = [
         below(f"block at which t_sim passes .99, {formula}", first_above(mean[formula]["similarity"], 0.99), 15.5,
               kind="digits")

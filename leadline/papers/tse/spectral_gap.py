@@ -1,4 +1,4 @@
-"""TSE section 2.5: |lambda_2| of random stochastic matrices falls as 1/sqrt(n); does that of attention matrices?"""
+"""TSE section 2.5: |lambda_2| of random stochastic matrices and of attention matrices against n."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = ("iid uniform", "iid log-normal", "softmax attention")
 
 
 def matrices(context: Context, kind: str, n: int, generator: torch.Generator) -> Tensor:
-    """Row-stochastic (trials, n, n)."""
+    """Draw row-stochastic matrices (trials, n, n) of a kind in ``KINDS``."""
     trials, d, d_head = (context.setting[name] for name in ("trials", "d", "d_head"))
     device = context.device
     if kind == "softmax attention":
@@ -34,42 +34,43 @@ def matrices(context: Context, kind: str, n: int, generator: torch.Generator) ->
 
 
 def attention_law(n: int, d: int) -> float:
-    """|lambda_2| of softmax attention on n normal tokens of width d, scores of variance s^2 = 1/9.
+    """Predict |lambda_2| of softmax attention on n normal tokens of width d, with scores of variance s^2 = 1/9.
 
-    Two parts add up in squares. What softmax makes of unrelated scores is log-normal noise: (e^(s^2) - 1) / n. And
-    to first order P = (1 + S) / n; for n >> d, X^T X / n is the identity, so that the spectrum of S / n is that of
-    W_q W_k^T / sqrt(d_head), whose radius is s / sqrt(d) for any head width: n does not come into it.
+    The squares of two parts add up. Softmax turns unrelated scores into log-normal noise, with square
+    (e^(s^2) - 1) / n. To first order P = (1 + S) / n. For n >> d, X^T X / n is the identity, so that the spectrum of
+    S / n is that of W_q W_k^T / sqrt(d_head). Its radius is s / sqrt(d) for any head width and any n.
     """
     return math.sqrt(math.expm1(1 / 9) / n + 1 / (9 * d))
 
 
 def power(sizes: Sequence[int], values: Sequence[float]) -> float:
-    """The slope of log value over log n."""
+    """Return the slope of log value over log n."""
     x, y = (torch.tensor(numbers, dtype=torch.float64).log() for numbers in (sizes, values))
     x, y = x - x.mean(), y - y.mean()
     return ((x * y).sum() / x.square().sum()).item()
 
 
 def run(context: Context) -> Result:
+    """Run the entry."""
     sizes, d = context.setting["sizes"], context.setting["d"]
-    found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+    values: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
     generator = context.generator()
     for i, n in enumerate(sizes, start=1):
         for kind in KINDS:
-            found[kind].append(second_eigenvalue(matrices(context, kind, n, generator)).cpu())
+            values[kind].append(second_eigenvalue(matrices(context, kind, n, generator)).cpu())
         context.progress(i, len(sizes))
-    mean = {kind: [values.mean().item() for values in at] for kind, at in found.items()}
+    mean = {kind: [at.mean().item() for at in by_size] for kind, by_size in values.items()}
     small = [n for n in sizes if n <= d // 8]
     fits = {kind: power(sizes, mean[kind]) for kind in KINDS[:2]}
     fits[f"softmax attention, n <= {d // 8}"] = power(small, mean["softmax attention"][: len(small)])
     large = [n for n in sizes if n >= d // 2]
     fits[f"softmax attention, n >= {d // 2}"] = power(large, mean["softmax attention"][-len(large) :])
     claims = [
-        Claim(f"fitted power of n, {kind}", "digits", value, -0.5, "0.05", abs(value + 0.5) < 0.05)
-        for kind, value in fits.items()
+        Claim(f"fitted power of n, {kind}", "digits", slope, -0.5, "0.05", abs(slope + 0.5) < 0.05)
+        for kind, slope in fits.items()
     ]
     law = [attention_law(n, d) for n in sizes]
-    ratios = [ours / said for ours, said in zip(mean["softmax attention"], law, strict=True)]
+    ratios = [ours / theory for ours, theory in zip(mean["softmax attention"], law, strict=True)]
     off = max(ratios, key=lambda ratio: abs(ratio - 1))
     claims.append(
         Claim("|lambda_2| of softmax attention over sqrt((e^(1/9) - 1)/n + 1/(9 d)), the n farthest from 1", "digits",
@@ -87,13 +88,13 @@ def run(context: Context) -> Result:
     table = [
         {"kind": kind, "n": n, "lambda2": at.mean().item(), "spread": at.std().item()}
         for kind in KINDS
-        for n, at in zip(sizes, found[kind], strict=True)
+        for n, at in zip(sizes, values[kind], strict=True)
     ]
 
     def plot() -> Any:
         figure, (axis,) = panels(1, width=5.2, height=3.6)
         for kind, style in zip(KINDS, styles(), strict=False):
-            spread = [at.std().item() for at in found[kind]]
+            spread = [at.std().item() for at in values[kind]]
             axis.errorbar(sizes, mean[kind], yerr=spread, label=kind, **style)
         guide = [mean["iid uniform"][0] * math.sqrt(sizes[0] / n) for n in sizes]
         axis.plot(sizes, guide, color="grey", linewidth=0.8, label=r"$n^{-1/2}$")

@@ -1,4 +1,4 @@
-"""The entries on text, run whole at sizes that take seconds."""
+"""The entries that train on text, run whole at sizes that take seconds."""
 
 import csv
 import json
@@ -10,13 +10,13 @@ import torch
 from rich.console import Console
 
 import leadline as ll
+from leadline import papers
 from leadline.papers import ENTRIES, Context
-from leadline.papers.hop import fig4 as trained_language_violins
-from leadline.papers.hop import table2 as trained_language_gpt2
-from leadline.papers.ours import text_depth as trained_language_depth
-from leadline.papers.shared.language import difference, said
-from leadline.papers.shared.runner import run_entries
-from leadline.papers.tse import fig7 as trained_language_xl
+from leadline.papers.hop import fig4, table2
+from leadline.papers.ours import text_depth
+from leadline.papers.shared.language import describe_loss_difference, loss_difference, text_recipe
+from leadline.papers.shared.runner import Options, run_entries
+from leadline.papers.tse import fig7
 from leadline.training.recipe import parse_recipe
 from leadline.training.runs import Record
 
@@ -50,7 +50,7 @@ def run(context, entry, **changes):
 
 def test_runs_on_one_text_are_not_those_on_another(text, tmp_path, monkeypatch):
     monkeypatch.setenv("LEADLINE_CACHE", str(tmp_path / "cache"))
-    tiny = replace(trained_language_gpt2.ENTRY, setting={**trained_language_gpt2.ENTRY.setting, **TINY, "seeds": 1,
+    tiny = replace(table2.ENTRY, setting={**table2.ENTRY.setting, **TINY, "seeds": 1,
                    "arms": ["alpha' 0", "alpha = alpha' = .5"]}, budgets={})  # fmt: skip
     moved, other = tmp_path / "moved", tmp_path / "other"
     shutil.copytree(text, moved, ignore=lambda *_: ["cache"])
@@ -58,9 +58,8 @@ def test_runs_on_one_text_are_not_those_on_another(text, tmp_path, monkeypatch):
     (other / "train.txt").write_text("".join(f"deep {i * i % 11}\n" for i in range(300)))
     losses = []
     for folder in (text, moved, other):
-        run_entries(
-            "hop-table2", tmp_path / "out", entries=[tiny], text=folder, device="cpu", console=Console(quiet=True)
-        )
+        options = Options(text=folder, device="cpu", console=Console(quiet=True))
+        run_entries("hop-table2", tmp_path / "out", [tiny], options)
         with (tmp_path / "out" / "hop-table2" / "runs.csv").open() as file:
             losses.append([row["valid_loss"] for row in csv.DictReader(file)])
     assert losses[0] == losses[1] != losses[2]
@@ -68,7 +67,7 @@ def test_runs_on_one_text_are_not_those_on_another(text, tmp_path, monkeypatch):
 
 
 def test_a_deep_decoder_with_the_better_of_two_rates(context):
-    entry = trained_language_depth.ENTRY
+    entry = text_depth.ENTRY
     arms = ["pre-norm", "post-norm", "de-escalated", "both"]
     result, made = run(
         context,
@@ -102,8 +101,8 @@ def test_a_deep_decoder_with_the_better_of_two_rates(context):
         assert last == pytest.approx(row["similarity"], abs=0.3)
     assert {row["arm"] for row in result.tables["layers"]} == set(arms)
     highest = [arm for arm in arms if tried[f"{arm}, lr 0.001"] <= tried[f"{arm}, lr 1e-09"]]
-    said_of = f"a higher one than was tried may be better for {', '.join(highest)}."
-    assert any(said_of in note for note in result.notes) == bool(highest)
+    advice = f"a higher one than was tried may be better for {', '.join(highest)}."
+    assert any(advice in note for note in result.notes) == bool(highest)
     assert [row["place"] for row in result.tables["elsewhere"]] == ["1 layer"] * 4 + ["bytes"] * 4
     for lr in ("0.001", "1e-09"):
         gap = tried[f"both, lr {lr}"] - tried[f"pre-norm, lr {lr}"]
@@ -128,9 +127,7 @@ def test_a_deep_decoder_with_the_better_of_two_rates(context):
 
 
 def test_gpt2_with_carried_scores_and_where_learned_ones_go(context):
-    result, _ = run(
-        context, trained_language_gpt2.ENTRY, seeds=1, arms=["alpha' 0", "alpha' learned", "alpha = alpha' = .5"]
-    )
+    result, _ = run(context, table2.ENTRY, seeds=1, arms=["alpha' 0", "alpha' learned", "alpha = alpha' = .5"])
     assert len(result.tables["strengths"]) == 2  # layers
     assert all(0.4 < row["mean"] < 0.6 for row in result.tables["strengths"])
     shape = next(claim for claim in result.claims if claim.kind == "shape")
@@ -139,19 +136,19 @@ def test_gpt2_with_carried_scores_and_where_learned_ones_go(context):
     assert shape.holds == (shape.ours < 0)
 
 
-def test_where_learned_ones_go_is_told_of_the_runs_that_did_not_diverge():
+def test_learned_strengths_are_described_for_runs_that_did_not_diverge():
     def record(*means):
         names = ["blocks.0.alpha_prime", "blocks.1.alpha_prime"]
         return Record("r", {"strengths": {name: [mean] for name, mean in zip(names, means, strict=False)}})
 
-    told = trained_language_gpt2._learned({"alpha' learned": [record(), record(0.9, 0.4)]})
-    assert "ended at a mean of 0.40 without the first block" in told
+    note = table2._learned({"alpha' learned": [record(), record(0.9, 0.4)]})
+    assert "ended at a mean of 0.40 without the first block" in note
     for lost in ([record()], [record(0.9)], []):
-        assert "not known" in trained_language_gpt2._learned({"alpha' learned": lost})
+        assert "not known" in table2._learned({"alpha' learned": lost})
 
 
 def test_violins_of_a_trained_gpt2(context):
-    result, _ = run(context, trained_language_violins.ENTRY, seeds=1)
+    result, _ = run(context, fig4.ENTRY, seeds=1)
     assert {(row["arm"], row["layer"]) for row in result.tables["layers"]} == {
         (a, n) for a in ("standard", ".5") for n in (0, 1, 2)
     }
@@ -160,8 +157,8 @@ def test_violins_of_a_trained_gpt2(context):
 
 
 def test_transformer_xl_three_ways_and_as_printed(context):
-    result, _ = run(context, trained_language_xl.ENTRY, seeds=1, ffn=16, memory_length=16)
-    assert [row["arm"] for row in result.shown] == list(trained_language_xl.ARMS)
+    result, _ = run(context, fig7.ENTRY, seeds=1, ffn=16, memory_length=16)
+    assert [row["arm"] for row in result.shown] == list(fig7.ARMS)
     assert [claim.kind for claim in result.claims[:3]] == ["shape"] * 3
 
 
@@ -170,10 +167,8 @@ def test_the_recipes_are_whole_and_large_enough(entry, text):
     """At least 20 M parameters, 2,000 steps and 16 M tokens an arm; depth 48 and more where depth is the question."""
     setting = entry.with_budget("short").setting
     if entry.id == "tse-fig7":
-        tree = trained_language_xl.recipe(setting, "pre-norm", 0)
+        tree = fig7.recipe(setting, "pre-norm", 0)
     else:
-        from leadline.papers.shared.language import text_recipe
-
         sizes = {name: setting[name] for name in ("depth", "dim", "heads")}
         tree = text_recipe(setting, {"name": "gpt2_small", **sizes}, 0, 1e-3)
     tree["data"]["path"] = str(text)
@@ -184,34 +179,31 @@ def test_the_recipes_are_whole_and_large_enough(entry, text):
     steps = recipe.length.steps(6_796_714 // setting["tokens"] // setting["batch"], 0)  # tokens of the text at hand
     assert steps >= 2000
     assert steps * setting["tokens"] * setting["batch"] >= 16e6
-    if entry.id == "text-depth":
+    if entry.id == "ours-text-depth":
         assert setting["depth"] >= 48
 
 
-def test_runs_that_diverged_are_told():
+def test_differences_with_runs_that_diverged():
     good = Record("a", {"diverged": None, "valid_loss": 2.0})
     bad = Record("b", {"diverged": "at step 3", "valid_loss": None})
-    assert difference([good], [good]) == (0.0, 0.0)
-    assert difference([good, bad], [good, good]) is None
-    assert "diverged" in said("b", [bad], [good])
+    assert loss_difference([good], [good]) == (0.0, 0.0)
+    assert loss_difference([good, bad], [good, good]) is None
+    assert "diverged" in describe_loss_difference("b", [bad], [good])
     worse = Record("c", {"diverged": None, "valid_loss": 2.5})
-    assert said("c", [worse, worse], [good, good]) == "c +0.5000 ± 0.0000 nats (beyond the noise of 2 seeds at 95 %)"
+    assert (
+        describe_loss_difference("c", [worse, worse], [good, good])
+        == "c +0.5000 ± 0.0000 nats (beyond the noise of 2 seeds at 95 %)"
+    )
 
 
 def test_without_text_it_says_so(tmp_path):
-    from leadline import papers
-
-    with pytest.raises(ll.LeadlineError, match=r"text-depth needs text to train on; .* by --text"):
-        papers.run_entries("text-depth", tmp_path, device="cpu")
+    with pytest.raises(ll.LeadlineError, match=r"ours-text-depth needs text to train on; .* by --text"):
+        papers.run_entries("ours-text-depth", tmp_path, device="cpu")
 
 
 def test_the_command_runs_an_entry(text, tmp_path, monkeypatch):
-    from dataclasses import replace
-
-    from leadline import papers
-
     monkeypatch.setenv("LEADLINE_CACHE", str(text / "cache"))
-    entry = trained_language_gpt2.ENTRY
+    entry = table2.ENTRY
     small = {**entry.setting, **TINY, "seeds": 1, "arms": ["alpha' 0", "alpha = alpha' = .5"]}
     budgets = {"short": {"length": "3 steps", "evaluate": "1 steps"}, "full": {}}
     monkeypatch.setattr(papers, "ENTRIES", (replace(entry, setting=small, budgets=budgets),))

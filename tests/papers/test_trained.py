@@ -8,18 +8,10 @@ import torch
 
 from leadline.errors import LeadlineError
 from leadline.papers import ENTRIES
-from leadline.papers.hop import vit as trained_vits
+from leadline.papers.shared import vits
 from leadline.papers.shared.entry import Context, Entry
-from leadline.papers.shared.trained import (
-    difference,
-    end_loss,
-    near_one,
-    peak_layers,
-    peak_sentence,
-    peaks_at_one,
-    percent,
-    said,
-)
+from leadline.papers.shared.peaks import near_one, peak_layers, peak_sentence, peaks_at_one
+from leadline.papers.shared.trained import describe_difference, difference, end_loss, percent, training_setting
 from leadline.report.layers import Distribution, LayerFigures
 from leadline.training.runs import Job, Record
 from leadline.training.runs.jobs import recipe_of, stem
@@ -32,14 +24,14 @@ def test_cifar_is_trained_on_where_it_lies(tmp_path: Path) -> None:
               "precision": "bf16"}  # fmt: skip
     job = Job("a b", recipe)
     plain = Context({}, 0, torch.device("cpu"), data=tmp_path / "copy", out=tmp_path)
-    found = recipe_of(plain.training(), job)
-    assert (found.data.name, found.data.path) == ("cifar10", str(tmp_path / "copy"))
-    assert (found.graph, found.compile, found.precision) == (False, "none", "float32")  # on a CPU
+    completed = recipe_of(training_setting(plain), job)
+    assert (completed.data.name, completed.data.path) == ("cifar10", str(tmp_path / "copy"))
+    assert (completed.graph, completed.compile, completed.precision) == (False, "none", "float32")  # on a CPU
     elsewhere = replace(plain, data=tmp_path / "other")
-    assert stem(plain.training(), job) == stem(elsewhere.training(), job)
+    assert stem(training_setting(plain), job) == stem(training_setting(elsewhere), job)
     gpu = replace(plain, device=torch.device("cuda"))
-    assert recipe_of(gpu.training(), job).graph
-    assert stem(gpu.training(), job) != stem(plain.training(), job)
+    assert recipe_of(training_setting(gpu), job).graph
+    assert stem(training_setting(gpu), job) != stem(training_setting(plain), job)
 
 
 def histogram(**shares: int) -> Distribution:
@@ -60,7 +52,7 @@ def test_peak_at_one() -> None:
     assert peak_layers(layers) == ([1, 3], 0.5)
 
 
-def test_what_is_said_follows_from_the_numbers() -> None:
+def test_sentences_follow_from_the_numbers() -> None:
     peak = [LayerFigures(i, "x", 0, 1, 0, 1, 1, cosines=histogram(p99=5, p10=5)) for i in range(3)]
     flat = [LayerFigures(i, "x", 0, 1, 0, 1, 1, cosines=histogram(p10=5)) for i in range(3)]
     line = peak_sentence({"standard": peak, "alpha only": flat, "alpha' only": peak})
@@ -82,15 +74,15 @@ def test_what_is_said_follows_from_the_numbers() -> None:
     assert percent([0.5]) == "50.0"
     mean, error = difference([0.5, 0.6, 0.7], [0.4, 0.4, 0.7])
     assert (mean, error) == pytest.approx((10.0, 10 / 3**0.5))
-    assert "within the noise of 3 seeds" in said("x", [0.5, 0.6, 0.7], [0.4, 0.4, 0.7])
-    assert "beyond the noise of 3 seeds" in said("x", [0.5, 0.6, 0.7], [0.1, 0.21, 0.3])
-    assert said("x", [0.5], [0.4]) == "x +10.0 points (one seed)"
+    assert "within the noise of 3 seeds" in describe_difference("x", [0.5, 0.6, 0.7], [0.4, 0.4, 0.7])
+    assert "beyond the noise of 3 seeds" in describe_difference("x", [0.5, 0.6, 0.7], [0.1, 0.21, 0.3])
+    assert describe_difference("x", [0.5], [0.4]) == "x +10.0 points (one seed)"
 
 
-def test_a_net_that_guesses_is_said_to() -> None:
-    found = {arm: [Record(arm, {"diverged": None, "test_accuracy": value})] for arm, value in (("a", 0.6), ("b", 0.11))}
-    assert "What b gives is little more than guessing" in trained_vits._accuracy_note(found)
-    assert "guessing" not in trained_vits._accuracy_note({"a": found["a"]})
+def test_a_net_that_guesses_is_named() -> None:
+    runs = {arm: [Record(arm, {"diverged": None, "test_accuracy": value})] for arm, value in (("a", 0.6), ("b", 0.11))}
+    assert "What b gives is little more than guessing" in vits.accuracy_note(runs)
+    assert "guessing" not in vits.accuracy_note({"a": runs["a"]})
 
 
 def test_the_loss_at_the_end_is_of_the_last_tenth() -> None:

@@ -1,0 +1,7 @@
+"""HOP figure 7: violins of token cosine by layer of a trained ViT-B, standard, .5 and .7."""
+
+from __future__ import annotations
+
+from leadline.papers.shared.vits import cosine_entry
+
+ENTRY = cosine_entry("hop-fig7", "B")
