@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from leadline.errors import LeadlineError, check_choice
-from leadline.nn.block import SITES
+from leadline.nn.config import SITES
 
 _STARTS = ("zero", "scores")
 

@@ -15,8 +15,8 @@ import transformers
 
 import leadline as ll
 from leadline.data.made_once import made_once
-from leadline.data.text.files import count_words, open_text
 from leadline.data.text import files as text_module
+from leadline.data.text.files import count_words, open_text
 from leadline.data.text.store import encode_text, tokenised, tokenizer_for
 from leadline.data.text.tokenizers import (
     ByteTokenizer,

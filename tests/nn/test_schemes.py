@@ -7,8 +7,7 @@ import torch
 
 import leadline as ll
 from leadline import LeadlineError
-from leadline.nn import HopfieldAttention, TransformerStack, schemes
-from leadline.nn.block import BlockConfig
+from leadline.nn import BlockConfig, HopfieldAttention, TransformerStack, schemes
 
 IMPLICIT = [s for s in schemes.SCHEMES if s.startswith("backward-")]
 EXPLICIT = [s for s in schemes.SCHEMES if s not in IMPLICIT]
