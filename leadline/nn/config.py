@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from leadline.errors import LeadlineError, check_choice
 from leadline.nn.options import check_options
 
-SITES = ("block-end", "ffn-input", "attention-input")
+SITES = ("block-end", "ffn-input", "attention-input")  # of de-escalation
+RULES = ("pre", "post", "none")  # names of the rules in leadline.nn.residual, which needs torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class BlockConfig:
     def __post_init__(self) -> None:
         check_options(type(self), vars(self))
         check_choice("attention", self.attention, ("standard", "hopfield"))
-        check_choice("norm", self.norm, ("pre", "post", "none"))
+        check_choice("norm", self.norm, RULES)
         check_choice("de_escalation_at", self.de_escalation_at, SITES)
         if self.attention == "standard":
             for name in ("alpha", "alpha_prime", "learnable_alpha", "learnable_alpha_prime"):

@@ -79,8 +79,8 @@ class RelativeBlock(TransformerBlock):
     The leaky form takes the mean over the whole segment, its future included (TSE 21 as printed).
     """
 
-    def __init__(self, config: BlockConfig, drop_path: float = 0.0) -> None:
-        super().__init__(config, drop_path)
+    def __init__(self, config: BlockConfig, layer: int = 0) -> None:
+        super().__init__(config, layer)
         self.attention = RelativeAttention(config)
 
     def forward(  # type: ignore[override]
@@ -90,17 +90,12 @@ class RelativeBlock(TransformerBlock):
 
         memory  what this layer returned for the segment before, or None; its last ``keep`` tokens are kept.
         """
-        pre = self.config.norm == "pre"
         stream = _Stream(self, memory, keep)
         x = stream.de_escalate("attention-input", x)
         past = None if memory is None or memory[0].shape[1] == 0 else memory[0]
         stream.remember(0, x)
-        if pre:
-            y, state = self.attention(
-                self.norm1(x), state, past=None if past is None else self.norm1(past), **positions
-            )
-        else:
-            y, state = self.attention(x, state, past=past, **positions)
+        past = None if past is None else self.residual1.read(past, self.norm1)
+        y, state = self.attention(self.residual1.read(x, self.norm1), state, past=past, **positions)
         return self._after_attention(x, y, stream.de_escalate), state, tuple(stream.kept)
 
     @property
