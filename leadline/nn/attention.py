@@ -1,4 +1,4 @@
-"""Hopfield attention: scores are carried through depth, and a part of the input is kept."""
+"""Hopfield attention: self-attention that carries its scores through depth and retains part of its input."""
 
 from __future__ import annotations
 
