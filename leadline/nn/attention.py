@@ -1,4 +1,4 @@
-"""Hopfield attention: self-attention that carries its scores through depth and retains part of its input."""
+"""Hopfield attention as a module: it carries scores through depth and mixes its input into its output."""
 
 from __future__ import annotations
 
