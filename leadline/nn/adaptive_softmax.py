@@ -1,4 +1,4 @@
-"""Adaptive softmax over a large vocabulary, tied to the embedding (Grave et al., 2017; Dai et al., 2019)."""
+"""Adaptive softmax, tied to the token embedding (Grave et al., 2017; Dai et al., 2019)."""
 
 from __future__ import annotations
 

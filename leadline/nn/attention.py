@@ -1,4 +1,4 @@
-"""Hopfield attention as a module: it carries scores through depth and mixes its input into its output."""
+"""Hopfield attention: self-attention that carries scores through depth and retains its input."""
 
 from __future__ import annotations
 

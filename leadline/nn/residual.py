@@ -44,6 +44,7 @@ class Pre(Residual):
     """Pre-norm: x + gain f(N(x)) (TSE 19)."""
 
     def read(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """Return N(x)."""
         return norm(x)
 
 
@@ -51,6 +52,7 @@ class Post(Residual):
     """Post-norm: N(x + gain f(x)) (TSE algorithm 1)."""
 
     def join(self, x: Tensor, branch: Tensor, norm: nn.Module) -> Tensor:
+        """Return N(x + gain branch)."""
         return norm(self.add(x, branch))
 
 

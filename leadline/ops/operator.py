@@ -1,4 +1,4 @@
-"""Differentiable operators made of two functions that launch kernels, for eager calls and for torch.compile."""
+"""Differentiable operators from functions that launch kernels, eager and under torch.compile."""
 
 # mypy: ignore-errors
 from __future__ import annotations

@@ -67,6 +67,7 @@ def forward_kernel(
     CAUSAL: tl.constexpr, DROPOUT: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Compute OUT and LSE; one program per block of queries."""
     i, bh = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
     rows, d = i * BM + tl.arange(0, BM), tl.arange(0, BLOCK_D)

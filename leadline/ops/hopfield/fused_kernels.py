@@ -1,4 +1,6 @@
-"""Triton kernels of the fused path: they store the carried scores in tiles, once, and never as probabilities.
+"""Triton kernels of the fused path, which store the carried scores in tiles.
+
+Scores are stored once, and never as probabilities.
 
 The state of a layer is a row of 64 x 64 tiles per head. Each tile is contiguous, so that every load is aligned whatever
 the number of tokens; a causal state holds the lower tiles only. Within a tile the scores lie in the order in which

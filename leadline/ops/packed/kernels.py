@@ -40,6 +40,7 @@ def forward_kernel(
     QKV, OUT, scale, N,
     CAUSAL: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Compute OUT (B, N, H, D) from QKV (B, N, 3, H, D)."""
     at, there = _places(N, 3, H, D, BLOCK_D, BLOCK)
     q = tl.load(QKV + at, mask=there, other=0.0)
     k = tl.load(QKV + H * D + at, mask=there, other=0.0)
@@ -55,6 +56,7 @@ def backward_kernel(
     QKV, DOUT, DQKV, scale, N,
     CAUSAL: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Compute DQKV (B, N, 3, H, D) from QKV and DOUT."""
     at, there = _places(N, 1, H, D, BLOCK_D, BLOCK)
     do = tl.load(DOUT + at, mask=there, other=0.0)  # 0 beyond the last token, so that it adds no gradient
     at, there = _places(N, 3, H, D, BLOCK_D, BLOCK)
