@@ -1,4 +1,4 @@
-"""What is measured: functions of token matrices X (..., n, d) and attention matrices P (..., n, n)."""
+"""Metrics: functions of token matrices X (..., n, d) and attention matrices P (..., n, n)."""
 
 from leadline.metrics.norms import mixed_norm, norm_1, norm_inf, normalized_residual, residual
 from leadline.metrics.rank import attention_entropy, effective_rank

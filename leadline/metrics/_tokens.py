@@ -1,4 +1,4 @@
-"""What every token metric starts from: checked input, padding left out, an accurate mean."""
+"""Common steps of the metrics: checks of the input, masks, and an accurate mean of tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from leadline.errors import LeadlineError
 
 
 def accumulate(A: Tensor, name: str = "X") -> Tensor:
-    """Check a (..., n, m) matrix and return it in a dtype fit for sums: half types become float32."""
+    """Check a (..., n, m) matrix and return it in a dtype suited to sums: half types become float32.
+
+    Raises:
+        LeadlineError: It is not a floating point tensor, has no tokens, or has entries that are not finite.
+    """
     if not isinstance(A, Tensor) or not A.is_floating_point():
         given = str(A.dtype) if isinstance(A, Tensor) else type(A).__name__
         raise LeadlineError(f"{name} is {given}; it must be a floating point tensor")
@@ -21,10 +25,15 @@ def accumulate(A: Tensor, name: str = "X") -> Tensor:
 
 
 def padded_rows(X: Tensor, mask: Tensor | None) -> Tensor | None:
-    """The padded rows of X (..., n, m) as a boolean (..., n, 1), or None when every token is real.
+    """Return the padded rows of X (..., n, m) as a boolean (..., n, 1), or None when every token is real.
 
-    ``mask`` is boolean, True = a real token, and broadcasts to (..., n); when it lacks one axis
-    in front of the tokens, that axis is the heads.
+    Args:
+        X: Tokens or attention matrices (..., n, m).
+        mask: Boolean, True = a real token; broadcasts to (..., n). When it lacks one axis in front of the tokens, that
+            axis is the heads.
+
+    Raises:
+        LeadlineError: The mask is not boolean, does not fit X, or leaves a sample without a real token.
     """
     if mask is None:
         return None
@@ -44,15 +53,18 @@ def padded_rows(X: Tensor, mask: Tensor | None) -> Tensor | None:
 
 
 def drop_rows(X: Tensor, padded: Tensor | None) -> Tensor:
-    """X with its padded rows set to zero."""
+    """Set the padded rows of X (..., n, m) to zero; ``padded`` comes from ``padded_rows``."""
     return X if padded is None else X.masked_fill(padded, 0)
 
 
 def split(X: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | int]:
-    """The token mean (..., 1, d), the centred tokens (..., n, d) and the count of real tokens.
+    """Split tokens X (..., n, d) into their mean and the rest.
 
-    The mean is taken twice: near collapse the first one is only right to a rounding error of X,
-    which is as large as what is left after subtracting it; the second, of small numbers, is not.
+    The mean is computed twice. Near collapse, the first is only accurate to a rounding error of X, which is as large as
+    the rest after subtracting it. The second is a mean of small numbers and corrects this.
+
+    Returns:
+        The mean (..., 1, d), the centred tokens (..., n, d) and the count of real tokens.
     """
     padded = padded_rows(X, mask)
     count = X.shape[-2] if padded is None else (~padded).sum(-2, keepdim=True)  # (..., 1, 1)
@@ -63,12 +75,16 @@ def split(X: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor
 
 
 def power_of_two(size: Tensor) -> Tensor:
-    """The power of two at ``size`` or just below it: dividing by it rounds nothing. For 0 it is 1/2."""
+    """Return the largest power of two up to ``size``, 1/2 for 0. Dividing by it rounds nothing."""
     return torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent - 1)
 
 
 def with_heads(X: Tensor, P: Tensor) -> Tensor:
-    """X (..., n, d) broadcast against P (..., n, n): where P has one axis more, it is the heads."""
+    """Give X (..., n, d) an axis of heads where P (..., n, n) has one axis more.
+
+    Raises:
+        LeadlineError: P is not square or has another number of tokens than X.
+    """
     if P.shape[-1] != P.shape[-2] or P.shape[-1] != X.shape[-2]:
         raise LeadlineError(
             f"P has shape {tuple(P.shape)} and X {tuple(X.shape)}; P must be (..., n, n) with X's n = {X.shape[-2]}"
@@ -77,7 +93,11 @@ def with_heads(X: Tensor, P: Tensor) -> Tensor:
 
 
 def attention_matrix(P: Tensor, mask: Tensor | None) -> Tensor:
-    """Check P (..., n, n) and zero the rows and columns of padded tokens."""
+    """Check P (..., n, n) and set the rows and columns of padded tokens to zero.
+
+    Raises:
+        LeadlineError: P is not a square matrix of finite numbers.
+    """
     P = accumulate(P, "P")
     if P.shape[-1] != P.shape[-2]:
         raise LeadlineError(f"P has shape {tuple(P.shape)}; an attention matrix is square, (..., n, n)")

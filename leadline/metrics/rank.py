@@ -1,4 +1,4 @@
-"""How many directions the tokens use, and how spread attention is."""
+"""Effective rank of tokens, and entropy of attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from leadline.metrics._tokens import accumulate, drop_rows, padded_rows
 
 
 def effective_rank(X: Tensor, mask: Tensor | None = None) -> Tensor:
-    """exp of the entropy of the normalised singular values (Roy and Vetterli, 2007); 0 for X = 0."""
+    """Compute exp of the entropy of the normalised singular values (Roy and Vetterli, 2007).
+
+    Args:
+        X: Tokens (..., n, d).
+        mask: Boolean (B, n), True = a real token.
+
+    Returns:
+        The effective rank (...), between 1 and min(n, d); 0 for X = 0.
+    """
     X = accumulate(X)
     values = torch.linalg.svdvals(drop_rows(X, padded_rows(X, mask)))
     total = values.sum(-1, keepdim=True)
@@ -19,10 +27,17 @@ def effective_rank(X: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def attention_entropy(P: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Entropy in nats of each query's attention, P (..., m, n) -> (..., m): 0 to log n.
+    """Compute the entropy of each query's attention weights, in nats.
 
-    With ``mask`` (B, m) the padded queries are NaN, so that ``nanmean`` leaves them out;
-    their keys carry no weight in P anyway.
+    Args:
+        P: Attention matrices (..., m, n).
+        mask: Boolean (B, m), True = a real token. Padded keys have no weight in P.
+
+    Returns:
+        The entropy (..., m), between 0 and log n; NaN for padded queries, so that ``nanmean`` ignores them.
+
+    Raises:
+        LeadlineError: P has negative entries.
     """
     P = accumulate(P, "P")
     if (P.detach() < 0).any():

@@ -1,4 +1,4 @@
-"""How alike the tokens are, and how fast they grow alike (TSE, sections 1.1 and 2.2).
+"""Token similarity, and how fast it grows from layer to layer (TSE, sections 1.1 and 2.2).
 
 X (..., n, d) holds n tokens as rows; Pi1 = 1 1^T / n projects on their mean, Pi2 = I - Pi1 on the rest.
 All results have the leading shape (...). ``mask`` (B, n) is True at real tokens.
@@ -21,7 +21,7 @@ from leadline.metrics._tokens import (
 
 
 def _energies(X: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """||Pi1 X||^2, ||Pi2 X||^2 of X / s, and the scale s: no overflow, no underflow in the squares."""
+    """Return ||Pi1 X||^2 and ||Pi2 X||^2 of X / s, and the scale s, with which squares neither over- nor underflow."""
     X = drop_rows(X, padded_rows(X, mask))
     scale = power_of_two(X.detach().abs().amax((-2, -1), keepdim=True))
     mean, centred, count = split(X / scale, mask)
@@ -30,24 +30,48 @@ def _energies(X: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def token_similarity(X: Tensor, mask: Tensor | None = None) -> Tensor:
-    """t_sim(X) = ||Pi1 X||^2 / ||X||^2 in [0, 1] (Definition 1.1); 1 when all tokens are equal, X = 0 included."""
+    """Compute t_sim(X) = ||Pi1 X||^2 / ||X||^2 (Definition 1.1).
+
+    Args:
+        X: Tokens (..., n, d).
+        mask: Boolean (B, n), True = a real token.
+
+    Returns:
+        The similarity (...), in [0, 1]; 1 when all tokens are equal, X = 0 included.
+    """
     shared, spread, _ = _energies(accumulate(X), mask)
     total = shared + spread
     return torch.where(total > 0, shared / torch.where(total > 0, total, 1), torch.ones_like(total))
 
 
 def token_diversity(X: Tensor, mask: Tensor | None = None) -> Tensor:
-    """t_div(X) = ||Pi2 X||^2 / ||X||^2 = 1 - t_sim(X), from the centred tokens: it keeps its digits near 0."""
+    """Compute t_div(X) = ||Pi2 X||^2 / ||X||^2 = 1 - t_sim(X).
+
+    It is computed from the centred tokens, so that it loses no digits near 0.
+
+    Args:
+        X: Tokens (..., n, d).
+        mask: Boolean (B, n), True = a real token.
+
+    Returns:
+        The diversity (...), in [0, 1].
+    """
     shared, spread, _ = _energies(accumulate(X), mask)
     total = shared + spread
     return spread / torch.where(total > 0, total, 1)
 
 
 def token_cosine(X: Tensor, mask: Tensor | None = None) -> Tensor:
-    """t_cos(X), the mean cosine over pairs of tokens (1), in O(nd).
+    """Compute t_cos(X), the mean cosine over pairs of tokens (1), in O(nd).
 
-    A zero row has cosine 0 with every other, as in torch's ``cosine_similarity``;
-    a single token is alike with itself: 1.
+    A zero row has cosine 0 with every other, as in torch's ``cosine_similarity``.
+
+    Args:
+        X: Tokens (..., n, d).
+        mask: Boolean (B, n), True = a real token.
+
+    Returns:
+        The cosine (...), in [-1, 1]; 1 for a single token.
     """
     X = accumulate(X)
     padded = padded_rows(X, mask)
@@ -62,12 +86,30 @@ def token_cosine(X: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def escalation_rate(X: Tensor, Y: Tensor, mask: Tensor | None = None) -> Tensor:
-    """r(X, Y) = t_div(X) / t_div(Y) (5): above 1 when Y's tokens are more alike than X's."""
+    """Compute r(X, Y) = t_div(X) / t_div(Y) (5).
+
+    Args:
+        X: Tokens (..., n, d).
+        Y: Tokens (..., n, d) after a layer.
+        mask: Boolean (B, n), True = a real token.
+
+    Returns:
+        The rate (...); above 1 when Y's tokens are more alike than X's.
+    """
     return token_diversity(X, mask) / token_diversity(Y, mask)
 
 
 def energy_ratios(X: Tensor, Y: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """xi_i = ||Pi_i Y||^2 / ||Pi_i X||^2, i = 1, 2 (7). NaN where X has no such part beyond rounding."""
+    """Compute xi_i = ||Pi_i Y||^2 / ||Pi_i X||^2, i = 1, 2 (7).
+
+    Args:
+        X: Tokens (..., n, d).
+        Y: Tokens (..., n, d) after a layer.
+        mask: Boolean (B, n), True = a real token.
+
+    Returns:
+        xi_1 and xi_2, (...) each; NaN where that part of X is only rounding error.
+    """
     X, Y = accumulate(X), accumulate(Y, "Y")
     x1, x2, x_scale = _energies(X, mask)
     y1, y2, y_scale = _energies(Y, mask)
@@ -76,9 +118,16 @@ def energy_ratios(X: Tensor, Y: Tensor, mask: Tensor | None = None) -> tuple[Ten
 
 
 def mixing_gains(X: Tensor, P: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """mu_i = ||Pi_i P X|| / ||Pi_i X||, i = 1, 2 (10), per head when P (..., h, n, n) has one.
+    """Compute mu_i = ||Pi_i P X|| / ||Pi_i X||, i = 1, 2 (10).
 
-    NaN where X has no such part beyond rounding (mu_1 after a complete de-escalation).
+    Args:
+        X: Tokens (..., n, d).
+        P: Attention matrices (..., n, n), or (..., h, n, n) with one axis more than X: the heads.
+        mask: Boolean (B, n), True = a real token.
+
+    Returns:
+        mu_1 and mu_2, (...) or (..., h) each; NaN where that part of X is only rounding error, as mu_1 is after a
+        complete de-escalation.
     """
     X, P = accumulate(X), attention_matrix(P, mask)
     X = with_heads(X, P)
@@ -92,27 +141,42 @@ def mixing_gains(X: Tensor, P: Tensor, mask: Tensor | None = None) -> tuple[Tens
 
 
 def omega(X: Tensor, P: Tensor, mask: Tensor | None = None) -> Tensor:
-    """omega = ||e^T P Pi2 X|| / ||e^T X|| (12): how much of the rest P brings into the mean.
+    """Compute omega = ||e^T P Pi2 X|| / ||e^T X|| (12): how much of the rest P moves into the mean.
 
-    0 for a doubly stochastic P; NaN where X has no mean beyond rounding.
+    Args:
+        X: Tokens (..., n, d).
+        P: Attention matrices (..., n, n), or (..., h, n, n) with one axis more than X: the heads.
+        mask: Boolean (B, n), True = a real token.
+
+    Returns:
+        omega, (...) or (..., h); 0 for a doubly stochastic P, NaN where the mean of X is only rounding error.
     """
     X, P = accumulate(X), attention_matrix(P, mask)
     X = drop_rows(X, padded_rows(X, mask))
     X = with_heads(X / power_of_two(X.detach().abs().amax((-2, -1), keepdim=True)), P)
     x1, x2, _ = _energies(X, mask)
     mean, centred, count = split(X, mask)
-    brought = torch.linalg.vector_norm((P @ centred).sum(-2, keepdim=True) / count, dim=(-2, -1))
+    moved = torch.linalg.vector_norm((P @ centred).sum(-2, keepdim=True) / count, dim=(-2, -1))
     length = torch.linalg.vector_norm(mean, dim=(-2, -1))
-    return brought / torch.where(_is_rounding(x1, x1 + x2), torch.nan, length)
+    return moved / torch.where(_is_rounding(x1, x1 + x2), torch.nan, length)
 
 
 def expected_energy_ratios(
     X: Tensor, P: Tensor, gain: float = 1.0, d_sigma2: float = 1.0, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """E[xi_i] = 1 + gain^2 d sigma^2 mu_i^2 over random W in Y = X + gain P X W (9).
+    """Compute E[xi_i] = 1 + gain^2 d sigma^2 mu_i^2 over random W in Y = X + gain P X W (9).
 
-    With a head axis in P the mu_i^2 are averaged over the heads (29), as for
-    Y = X + gain [P_1 X W_1 ... P_h X W_h].
+    With heads in P the mu_i^2 are averaged over them (29), as for Y = X + gain [P_1 X W_1 ... P_h X W_h].
+
+    Args:
+        X: Tokens (..., n, d).
+        P: Attention matrices (..., n, n), or (..., h, n, n) with one axis more than X: the heads.
+        gain: Weight of the branch; TSE calls it alpha.
+        d_sigma2: Width times the variance of the entries of W.
+        mask: Boolean (B, n), True = a real token.
+
+    Returns:
+        E[xi_1] and E[xi_2], (...) each.
     """
     first, second = (mu.square() for mu in mixing_gains(X, P, mask))
     if P.ndim == X.ndim + 1:
@@ -124,20 +188,43 @@ def expected_energy_ratios(
 def eta(
     X: Tensor, Y: Tensor, P: Tensor, gain: float = 1.0, d_sigma2: float = 1.0, mask: Tensor | None = None
 ) -> Tensor:
-    """eta = E[xi_1]/E[xi_2] - xi_1/xi_2 (14): how far one draw of W lies from the ratio of expectations."""
+    """Compute eta = E[xi_1]/E[xi_2] - xi_1/xi_2 (14), the deviation of one draw of W from the ratio of expectations.
+
+    Args:
+        X: Tokens (..., n, d).
+        Y: Tokens (..., n, d) after a layer.
+        P: Attention matrices (..., n, n), or (..., h, n, n) with one axis more than X: the heads.
+        gain: Weight of the branch; TSE calls it alpha.
+        d_sigma2: Width times the variance of the entries of W.
+        mask: Boolean (B, n), True = a real token.
+
+    Returns:
+        eta (...).
+    """
     e1, e2 = expected_energy_ratios(X, P, gain, d_sigma2, mask)
     xi1, xi2 = energy_ratios(X, Y, mask)
     return e1 / e2 - xi1 / xi2
 
 
 def gamma(X: Tensor, P: Tensor, gain: float = 1.0, d_sigma2: float = 1.0, mask: Tensor | None = None) -> Tensor:
-    """gamma = E[xi_2]^2 / (E[xi_1] + 2 E[xi_2]) (24), the constant of eta's concentration (23)."""
+    """Compute gamma = E[xi_2]^2 / (E[xi_1] + 2 E[xi_2]) (24), the constant of eta's concentration (23).
+
+    Args:
+        X: Tokens (..., n, d).
+        P: Attention matrices (..., n, n), or (..., h, n, n) with one axis more than X: the heads.
+        gain: Weight of the branch; TSE calls it alpha.
+        d_sigma2: Width times the variance of the entries of W.
+        mask: Boolean (B, n), True = a real token.
+
+    Returns:
+        gamma (...).
+    """
     e1, e2 = expected_energy_ratios(X, P, gain, d_sigma2, mask)
     return e2.square() / (e1 + 2 * e2)
 
 
 def _is_rounding(part: Tensor, total: Tensor) -> Tensor:
-    """Whether a part of the energy is no more than the rounding error of the whole."""
+    """Return whether a part of the energy is no more than the rounding error of the whole."""
     return part <= (8 * torch.finfo(part.dtype).eps) ** 2 * total
 
 

@@ -1,12 +1,12 @@
-"""The spectrum of attention matrices: delta (12) and |lambda_2|, without an eigendecomposition each.
+"""Spectra of attention matrices: delta (12) and |lambda_2|, without an eigendecomposition each.
 
 P (..., n, n) is row-stochastic: P 1 = 1. With Pi2 = I - 1 1^T / n, Pi2 P has the eigenvalues of P
 with one eigenvalue 1 replaced by 0, so |lambda_2(P)| is the spectral radius of Pi2 P, and
 delta = ||Pi2 P||_2 the square root of that of Pi2 P P^T Pi2.
 
-The iterative path squares the matrix again and again: rho(A) = lim ||A^k||^(1/k) (Gelfand). It needs
-no spectral gap, so it copes with complex pairs and with the disc of eigenvalues that a random
-attention matrix has, where power iteration and Krylov methods crawl; it is batched matrix products only.
+The iterative path squares the matrix repeatedly: rho(A) = lim ||A^k||^(1/k) (Gelfand). It needs no
+spectral gap, so complex pairs are no problem, nor is the disc of eigenvalues of a random attention matrix,
+on which power iteration and Krylov methods converge slowly. It consists of batched matrix products only.
 """
 
 from __future__ import annotations
@@ -23,10 +23,18 @@ _SQUARINGS = 40
 
 
 def delta(P: Tensor, mask: Tensor | None = None, *, method: str = "auto", tolerance: float = 1e-4) -> Tensor:
-    """delta(P) = ||Pi2 P||_2 (12): the most that attention keeps of what differs between tokens.
+    """Compute delta(P) = ||Pi2 P||_2 (12), the largest gain of attention on the differences between tokens.
 
-    ``method``: "exact" (singular values), "iterative" (relative error about ``tolerance``), or "auto".
-    delta can exceed 1: P = all weight on one token for half of the rows, on another for the rest.
+    delta can exceed 1, for instance when half of the rows put all weight on one token and the rest on another.
+
+    Args:
+        P: Attention matrices (..., n, n).
+        mask: Boolean (B, n), True = a real token.
+        method: "exact" (singular values), "iterative", or "auto": exact for few tokens.
+        tolerance: Relative error of the iterative method.
+
+    Returns:
+        delta (...).
     """
     A = _deflated(P, mask)
     if _exact(method, A):
@@ -37,10 +45,19 @@ def delta(P: Tensor, mask: Tensor | None = None, *, method: str = "auto", tolera
 def second_eigenvalue(
     P: Tensor, mask: Tensor | None = None, *, method: str = "auto", tolerance: float = 1e-4
 ) -> Tensor:
-    """|lambda_2(P)|, the second largest modulus of an eigenvalue of P.
+    """Compute |lambda_2(P)|, the second largest modulus of an eigenvalue of P.
 
-    A causal P is triangular: there it is the second largest diagonal entry, read off exactly
-    (no iteration could: such matrices are far from normal).
+    For a causal P, which is triangular, it is the second largest diagonal entry and exact. Iteration would fail there,
+    since such matrices are far from normal.
+
+    Args:
+        P: Attention matrices (..., n, n).
+        mask: Boolean (B, n), True = a real token.
+        method: "exact" (eigenvalues), "iterative", or "auto": exact for few tokens.
+        tolerance: Relative error of the iterative method.
+
+    Returns:
+        |lambda_2| (...).
     """
     P = attention_matrix(P, mask)
     if P.shape[-1] == 1:
@@ -54,17 +71,24 @@ def second_eigenvalue(
 
 
 def spectral_radius(A: Tensor, tolerance: float = 1e-4, *, normal: bool = False) -> Tensor:
-    """The spectral radius of A (..., n, n) by repeated squaring, to a relative ``tolerance``.
+    """Compute the spectral radius of A by repeated squaring.
 
-    The step from A^k to A^2k gives the estimate (||A^2k|| / ||A^k||)^(1/k), whose error falls with k
-    whether the leading eigenvalue is real, double or a complex pair; all of it in logarithms.
-    It never stops before k = n unless A is known to be ``normal``: until then a nilpotent part
-    may look like an eigenvalue.
+    The step from A^k to A^2k gives the estimate (||A^2k|| / ||A^k||)^(1/k). Its error falls with k, whether the leading
+    eigenvalue is real, double or a complex pair. Everything is computed in logarithms.
+
+    Args:
+        A: Matrices (..., n, n).
+        tolerance: Relative change of the estimate at which the iteration stops.
+        normal: Whether A is known to be normal. If not, the iteration does not stop before k = n, since until then a
+            nilpotent part may look like an eigenvalue.
+
+    Returns:
+        The spectral radius (...).
     """
     if not tolerance > 0:
         raise LeadlineError(f"tolerance is {tolerance}; it must be positive")
     norm = torch.linalg.matrix_norm(A, keepdim=True)
-    log_norm = torch.zeros_like(norm)  # log ||A^k||, relative to the scaled power kept in A
+    log_norm = torch.zeros_like(norm)  # log ||A^k||, relative to the scaled power stored in A
     last = torch.full_like(norm, torch.inf)
     power = 1.0
     for _ in range(_SQUARINGS):
@@ -81,12 +105,12 @@ def spectral_radius(A: Tensor, tolerance: float = 1e-4, *, normal: bool = False)
 
 
 def _log(norm: Tensor) -> Tensor:
-    """log, with log 0 = -inf and a gradient of 0 there."""
+    """Compute the logarithm, with log 0 = -inf and a gradient of 0 there."""
     return torch.where(norm > 0, torch.where(norm > 0, norm, 1).log(), -torch.inf)
 
 
 def _deflated(P: Tensor, mask: Tensor | None) -> Tensor:
-    """Pi2 P over the real tokens."""
+    """Return Pi2 P over the real tokens."""
     return split(attention_matrix(P, mask), mask)[1]
 
 

@@ -102,12 +102,7 @@ class TransformerXL(Model):
 class RelativeStack(TransformerStack):
     """The blocks of a Transformer-XL. Each has its part of the memory; the state passes from one to the next."""
 
-    def __init__(self, config: TransformerXLConfig) -> None:
-        last = max(config.depth - 1, 1)
-        blocks = 1 if config.shared_layers else config.depth
-        nn.ModuleList.__init__(self, (RelativeBlock(config, config.drop_path * i / last) for i in range(blocks)))
-        self.depth = config.depth
-        self.head_dim = config.dim // config.heads if config.head_dim is None else config.head_dim
+    Block = RelativeBlock
 
     @property
     def remembers(self) -> int:

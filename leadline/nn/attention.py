@@ -1,4 +1,4 @@
-"""Self-attention whose scores are carried through depth and which keeps a part of its input."""
+"""Hopfield attention: self-attention that carries scores through depth and retains its input."""
 
 from __future__ import annotations
 
@@ -12,21 +12,38 @@ from leadline.ops import FORMULAS, hopfield_attention, packed_attention, rotate,
 
 
 class HopfieldAttention(nn.Module):
-    """One step of a modern Hopfield network, y = alpha x + (1 - alpha) W_O softmax(h) V with
-    h = alpha' h_before + (1 - alpha') Q K^T / sqrt(head width) (HOP 53, 54).
+    """Self-attention as one step of a modern Hopfield network (HOP 53, 54).
 
-    alpha = alpha' = 0 is standard attention, computed by torch's fused kernels. That is the main scheme,
-    "forward-backward"; the others are in ``leadline.nn.schemes``, without cache and kernels.
+    ::
 
-    alpha, alpha_prime    weights of the old value in [0, 1).
-    learnable_alpha, learnable_alpha_prime
-                          None (fixed), "layer" (one number) or "head" (one per head; alpha's then weighs
-                          the head's share of the channels of y).
-    start                 "zero" or "scores": what the first layer does without a state.
-    kv_heads              fewer key-value heads than heads: grouped queries.
-    dropout               of attention weights, in training.
-    formula               how scores become weights: see ``ops.attention_weights``.
-    tolerance, max_steps  of the iteration in implicit schemes; the tolerance is relative, None: near rounding.
+        h = alpha' h_before + (1 - alpha') Q K^T / sqrt(head width)
+        y = alpha x + (1 - alpha) W_O softmax(h) V
+
+    alpha = alpha' = 0 is standard attention, computed by torch's fused kernels. These formulas are the main scheme,
+    "forward-backward". The other schemes are in ``leadline.nn.schemes``; they have no cache and no kernels.
+
+    Args:
+        dim: Width of the tokens.
+        heads: Number of heads of the queries.
+        alpha: Weight of the input x in y, in [0, 1).
+        alpha_prime: Weight of the old scores in h, in [0, 1).
+        scheme: Discretisation of the Hopfield dynamics, one of ``leadline.nn.schemes.SCHEMES``.
+        causal: Let a token see itself and the tokens before it only.
+        start: What the first layer does without a state, "zero" or "scores"; see ``ops.hopfield_attention``.
+        kv_heads: Number of heads of keys and values, a divisor of ``heads`` (grouped queries). None: ``heads``.
+        head_dim: Width of a head. None: ``dim / heads``.
+        learnable_alpha: None (fixed), "layer" (one number) or "head". A head's alpha weighs its share of the
+            channels of y.
+        learnable_alpha_prime: None (fixed), "layer" (one number) or "head" (one number per head).
+        qkv_bias: Whether the maps to queries, keys and values have a bias.
+        bias: Whether the output map W_O has a bias.
+        dropout: Probability of dropping an attention weight in training.
+        formula: How scores become weights; see ``ops.attention_weights``.
+        tolerance: Relative tolerance of the iteration in implicit schemes. None: near rounding.
+        max_steps: Limit of that iteration.
+
+    Raises:
+        LeadlineError: An option is not allowed, or two of them do not fit together.
     """
 
     def __init__(
@@ -71,7 +88,7 @@ class HopfieldAttention(nn.Module):
         self.head_dim = dim // heads if head_dim is None else head_dim
         self.scheme, self.start, self.causal, self.dropout, self.formula = scheme, start, causal, dropout, formula
         self.tolerance, self.max_steps = tolerance, max_steps
-        self.backend = "auto"  # of ops.hopfield_attention
+        self.backend = "auto"  # argument of ops.hopfield_attention
         self.alpha = Strength("alpha", alpha, learnable=learnable_alpha, heads=heads)
         self.alpha_prime = Strength("alpha_prime", alpha_prime, learnable=learnable_alpha_prime, heads=heads)
         self.qkv = nn.Linear(dim, (heads + 2 * kv_heads) * self.head_dim, bias=qkv_bias)
@@ -86,11 +103,17 @@ class HopfieldAttention(nn.Module):
         rope: tuple[Tensor, Tensor] | None = None,
         cache: LayerCache | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """x (B, M, dim) -> (y (B, M, dim), state); with alpha' = 0 nothing is carried and the state is None.
+        """Apply attention to M tokens that see N: themselves and, while decoding, those in the cache.
 
-        mask   (B, N), True = a real token, over the cached tokens and these M.
-        rope   cos and sin from ``ops.rotary_table`` for rotary positions.
-        cache  past keys and values, while decoding.
+        Args:
+            x: Tokens (B, M, dim).
+            state: State that the layer before returned; None at the first layer.
+            mask: Boolean (B, N), True = a real token, over the cached tokens and these M.
+            rope: Cosines and sines of rotary positions, from ``ops.rotary_table``.
+            cache: Keys and values of past tokens. These M tokens are added to it.
+
+        Returns:
+            y (B, M, dim), and the state for the next layer. With alpha' = 0 nothing is carried and it is None.
         """
         if x.ndim != 3 or x.shape[-1] != self.dim or 0 in x.shape:
             raise LeadlineError(f"x has shape {tuple(x.shape)}; it must be (batch, tokens, {self.dim}), none empty")
@@ -133,20 +156,20 @@ class HopfieldAttention(nn.Module):
         return self.mix(x, self.proj(out.transpose(1, 2).flatten(2))), state
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B, heads, M, D), k and v (B, kv_heads, M, D)."""
+        """Return q (B, heads, M, D), and k and v (B, kv_heads, M, D), of the tokens x (B, M, dim)."""
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         return (q, q, v) if self.formula == "symmetric" else (q, k, v)
 
     def mix(self, x: Tensor, attended: Tensor) -> Tensor:
-        """alpha x + (1 - alpha) attended (HOP 53)."""
+        """Return alpha x + (1 - alpha) attended (HOP 53), all (B, M, dim)."""
         if self.alpha.off:
             return attended
         alpha = self.channel_alpha()
         return alpha * x + (1 - alpha) * attended
 
     def channel_alpha(self) -> float | Tensor:
-        """alpha as it meets the channels: a number, or (dim,) when there is one per head."""
+        """Return the alpha of the channels: a number, or a tensor (dim,) when there is one per head."""
         alpha = self.alpha()
         if isinstance(alpha, Tensor) and alpha.ndim:
             return alpha.repeat_interleave(self.dim // self.heads)

@@ -1,9 +1,9 @@
-"""The one Transformer block: post-norm, pre-norm, skip-less or attention-only, with or without a cure."""
+"""The one Transformer block, with or without a cure, and the stack of blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -12,25 +12,35 @@ from leadline.nn.attention import HopfieldAttention
 from leadline.nn.cache import LayerCache
 from leadline.nn.config import BlockConfig
 from leadline.nn.de_escalation import DeEscalation
-from leadline.nn.layers import MLP, DropPath, make_norm
+from leadline.nn.layers import MLP, make_norm
+from leadline.nn.residual import RULES
 
 
-def make_de_escalation(c: BlockConfig) -> DeEscalation | None:
-    return DeEscalation(c.de_escalation, c.learnable_de_escalation, c.causal_mean) if c.de_escalation else None
+def make_de_escalation(config: BlockConfig) -> DeEscalation | None:
+    """Make the de-escalation that a configuration asks for, or None."""
+    if not config.de_escalation:
+        return None
+    return DeEscalation(config.de_escalation, config.learnable_de_escalation, config.causal_mean)
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then an MLP, each inside a skip connection and with a norm before or after it.
+    """Attention and then an MLP, two branches that join the stream x by one rule.
+
+    The rule is ``config.norm``, an entry of ``leadline.nn.residual.RULES``::
 
         post  x = LN(x + gain A(x)),   x = LN(x + F(x))          (TSE algorithm 1)
         pre   x = x + gain A(LN(x)),   x = x + F(LN(x))          (TSE 19)
+        none  x = x + gain A(x),       x = x + F(x)
 
-    Without skips the ``x +`` is gone, without an MLP the second step, with norm "none" the LN.
-    De-escalation acts on the stream x, skip included: at the block's end, or where the MLP or the
-    attention takes x up.
+    Without skips the ``x +`` is gone, without an MLP the second step. De-escalation acts on the stream x, skip
+    included: at the block's end, or where the MLP or the attention reads x.
+
+    Args:
+        config: Configuration of the block.
+        layer: Index of the block in its stack, from 0. It decides the rate of drop path.
     """
 
-    def __init__(self, config: BlockConfig, drop_path: float = 0.0) -> None:
+    def __init__(self, config: BlockConfig, layer: int = 0) -> None:
         super().__init__()
         c = self.config = config
         self.attention = HopfieldAttention(
@@ -47,9 +57,9 @@ class TransformerBlock(nn.Module):
         with_norm = c.norm != "none"
         self.norm1 = make_norm(c.norm_kind, c.dim, c.norm_eps) if with_norm else nn.Identity()
         self.norm2 = make_norm(c.norm_kind, c.dim, c.norm_eps) if with_norm and hidden else nn.Identity()
+        self.residual1 = RULES[c.norm](c, layer, "attention")
+        self.residual2 = RULES[c.norm](c, layer, "mlp") if hidden else None
         self.de_escalation = make_de_escalation(c)
-        self.dropout = nn.Dropout(c.dropout)
-        self.drop_path = DropPath(drop_path)
 
     def forward(
         self,
@@ -60,26 +70,18 @@ class TransformerBlock(nn.Module):
         rope: tuple[Tensor, Tensor] | None = None,
         cache: LayerCache | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """x (B, N, d) -> (x (B, N, d), state); see ``HopfieldAttention`` for the arguments."""
-        pre = self.config.norm == "pre"
+        """Apply the block: x (B, N, d) -> (x (B, N, d), state). See ``HopfieldAttention`` for the arguments."""
         x = self._de_escalate("attention-input", x, mask, cache)
-        y, state = self.attention(self.norm1(x) if pre else x, state, mask, rope=rope, cache=cache)
+        y, state = self.attention(self.residual1.read(x, self.norm1), state, mask, rope=rope, cache=cache)
         return self._after_attention(x, y, lambda site, x: self._de_escalate(site, x, mask, cache)), state
 
     def _after_attention(self, x: Tensor, y: Tensor, de_escalate: Callable[[str, Tensor], Tensor]) -> Tensor:
-        """The rest of the block, from the stream x and what attention made of it."""
-        pre = self.config.norm == "pre"
-        x = self._join(x, y if self.config.gain == 1 else self.config.gain * y)
-        x = x if pre else self.norm1(x)
-        if self.mlp is not None:
+        """Apply the rest of the block to the stream x and the output y of the attention, both (B, N, d)."""
+        x = self.residual1.join(x, y, self.norm1)
+        if self.mlp is not None and self.residual2 is not None:
             x = de_escalate("ffn-input", x)
-            x = self._join(x, self.mlp(self.norm2(x) if pre else x))
-            x = x if pre else self.norm2(x)
+            x = self.residual2.join(x, self.mlp(self.residual2.read(x, self.norm2)), self.norm2)
         return de_escalate("block-end", x)
-
-    def _join(self, x: Tensor, branch: Tensor) -> Tensor:
-        branch = self.dropout(branch)
-        return x + self.drop_path(branch) if self.config.skip else branch
 
     def _de_escalate(self, site: str, x: Tensor, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
         if self.de_escalation is None or self.config.de_escalation_at != site:
@@ -88,23 +90,23 @@ class TransformerBlock(nn.Module):
 
 
 class TransformerStack(nn.ModuleList):
-    """``depth`` blocks, the state handed from one to the next; ``layers()`` goes through them.
+    """``depth`` blocks; each hands its attention state to the next.
 
-    ``activation_checkpointing`` recomputes each block in the backward pass. State is an argument and a
-    result of every block, so the gradients are exactly those of the plain run.
+    Attributes:
+        activation_checkpointing: Recompute each block in the backward pass. State is an argument and a result of
+            every block, so the gradients are exactly those of the plain run.
     """
 
     activation_checkpointing = False
+    Block: ClassVar[type[TransformerBlock]] = TransformerBlock
 
     def __init__(self, config: BlockConfig) -> None:
-        last = max(config.depth - 1, 1)
-        blocks = 1 if config.shared_layers else config.depth
-        super().__init__(TransformerBlock(config, config.drop_path * i / last) for i in range(blocks))
+        super().__init__(self.Block(config, layer) for layer in range(1 if config.shared_layers else config.depth))
         self.depth = config.depth
         self.head_dim = config.dim // config.heads if config.head_dim is None else config.head_dim
 
     def layers(self) -> Iterator[TransformerBlock]:
-        """The block of every layer in turn: ``depth`` of them, all the same one when they are shared."""
+        """Iterate over the block of each of the ``depth`` layers; shared layers all have the same block."""
         for i in range(self.depth):
             yield cast(TransformerBlock, self[i % len(self)])
 
@@ -116,7 +118,7 @@ class TransformerStack(nn.ModuleList):
         rope: tuple[Tensor, Tensor] | None = None,
         cache: Sequence[LayerCache] | None = None,
     ) -> Tensor:
-        """x (B, N, d) -> (B, N, d)."""
+        """Apply all layers: x (B, N, d) -> (B, N, d). ``cache`` holds one entry per layer."""
         state: tuple[Tensor, ...] | None = None
         for i, block in enumerate(self.layers()):
             layer_cache = None if cache is None else cache[i]

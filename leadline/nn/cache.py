@@ -1,4 +1,4 @@
-"""What one layer remembers of the tokens it has seen while decoding."""
+"""The cache of one layer for decoding: keys, values, and sums for causal de-escalation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ class LayerCache:
     """Keys and values of the past tokens, and the sums that causal de-escalation needs.
 
     Carried scores need nothing here: their state runs from layer to layer within one forward pass.
-    The buffers grow as they fill, to ``capacity`` tokens at most.
+    The buffers grow as they fill.
+
+    Args:
+        capacity: Number of tokens beyond which the buffers do not grow ahead of need.
+
+    Attributes:
+        length: Number of tokens in the cache.
+        keys: Buffer (B, Hkv, room, D), of which the first ``length`` tokens are filled; None while empty.
+        values: Buffer of the same shape.
+        sum: Sum of the real past tokens at the layer's de-escalation site, (B, 1, d).
+        count: Number of those tokens, (B, 1, 1).
     """
 
     def __init__(self, capacity: int) -> None:
@@ -17,11 +27,11 @@ class LayerCache:
         self.length = 0
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
-        self.sum: Tensor | float = 0.0  # (B, 1, d), of the real past tokens at the layer's de-escalation site
-        self.count: Tensor | float = 0.0  # (B, 1, 1)
+        self.sum: Tensor | float = 0.0
+        self.count: Tensor | float = 0.0
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k, v (B, Hkv, M, D) behind what is there; returns all keys and values so far."""
+        """Store k and v (B, Hkv, M, D) after those in the cache, and return all keys and values so far."""
         end = self.length + k.shape[2]
         if self.keys is None or self.values is None or end > self.keys.shape[2]:
             room = max(end, min(self.capacity, max(2 * end, 256)))

@@ -8,12 +8,17 @@ from typing import Any, ClassVar
 from leadline.errors import LeadlineError, check_choice
 from leadline.nn.options import check_options
 
-SITES = ("block-end", "ffn-input", "attention-input")
+SITES = ("block-end", "ffn-input", "attention-input")  # of de-escalation
+RULES = ("pre", "post", "none")  # names of the rules in leadline.nn.residual, which needs torch
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """Everything a stack of blocks can be. ``create_model`` takes each of these as an override."""
+    """Options of a stack of blocks. ``create_model`` takes each of them as an override.
+
+    Raises:
+        LeadlineError: A value has the wrong type, lies outside its range, or does not fit another one.
+    """
 
     depth: int = 12
     shared_layers: bool = False  # one block, applied depth times (ALBERT)
@@ -23,7 +28,7 @@ class BlockConfig:
     head_dim: int | None = None  # None: dim / heads
     ffn: int | None = None  # hidden width of the MLP; None: 4 dim; 0: no MLP
     mlp: str = "gelu"  # "relu", "gelu", "gelu_tanh", "swiglu"
-    norm: str = "pre"  # "pre" (TSE 19), "post" (TSE algorithm 1) or "none"
+    norm: str = "pre"  # "pre" (TSE 19), "post" (TSE algorithm 1) or "none"; see leadline.nn.residual
     norm_kind: str = "layer"  # "layer" or "rms"
     norm_eps: float = 1e-6
     skip: bool = True  # the outer skip connections
@@ -56,7 +61,7 @@ class BlockConfig:
     def __post_init__(self) -> None:
         check_options(type(self), vars(self))
         check_choice("attention", self.attention, ("standard", "hopfield"))
-        check_choice("norm", self.norm, ("pre", "post", "none"))
+        check_choice("norm", self.norm, RULES)
         check_choice("de_escalation_at", self.de_escalation_at, SITES)
         if self.attention == "standard":
             for name in ("alpha", "alpha_prime", "learnable_alpha", "learnable_alpha_prime"):
@@ -76,7 +81,7 @@ class BlockConfig:
 
     @property
     def strengths(self) -> tuple[float, float]:
-        """alpha and alpha' in force."""
+        """The values of alpha and alpha' in force."""
         default = 0.5 if self.attention == "hopfield" else 0.0
         return (
             default if self.alpha is None else self.alpha,
@@ -85,12 +90,12 @@ class BlockConfig:
 
     @property
     def causal_mean(self) -> bool:
-        """Whether de-escalation takes the mean of the tokens before, and not of all."""
+        """Whether de-escalation takes the mean over the tokens before each token instead of all tokens."""
         return self.causal
 
     @property
     def attention_options(self) -> dict[str, Any]:
-        """What every kind of attention takes from here."""
+        """The arguments that every kind of attention takes from this configuration."""
         alpha, alpha_prime = self.strengths
         same = ("dim", "heads", "start", "kv_heads", "head_dim", "learnable_alpha", "learnable_alpha_prime", "qkv_bias")
         options = {name: getattr(self, name) for name in same}

@@ -1,4 +1,4 @@
-"""Small parts of a block."""
+"""Small parts of a block: norms, the MLP and drop path."""
 
 from __future__ import annotations
 
@@ -19,13 +19,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def make_norm(kind: str, dim: int, eps: float) -> nn.Module:
-    """LayerNorm ("layer") or RMSNorm ("rms")."""
+    """Make a LayerNorm ("layer") or an RMSNorm ("rms") over the last ``dim`` channels."""
     check_choice("norm_kind", kind, ("layer", "rms"))
     return nn.LayerNorm(dim, eps=eps) if kind == "layer" else nn.RMSNorm(dim, eps=eps)
 
 
 class MLP(nn.Module):
-    """phi(x W_1) W_2, or with SwiGLU (silu(x W_g) * (x W_1)) W_2; ``dropout`` before W_2."""
+    """Two linear maps with an activation between: phi(x W_1) W_2, or (silu(x W_g) * (x W_1)) W_2 with SwiGLU.
+
+    Args:
+        dim: Width of the tokens.
+        hidden: Width between the two maps.
+        kind: Activation, one of ``ACTIVATIONS``.
+        bias: Whether the maps have a bias.
+        dropout: Probability of dropping a hidden channel, before W_2.
+    """
 
     def __init__(self, dim: int, hidden: int, kind: str = "gelu", bias: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
@@ -37,13 +45,18 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the MLP: x (..., dim) -> (..., dim)."""
         act = ACTIVATIONS[self.kind]
         hidden = act(self.fc1(x)) if self.gate is None else act(self.gate(x)) * self.fc1(x)
         return self.fc2(self.dropout(hidden))
 
 
 class DropPath(nn.Module):
-    """Drops a branch for whole samples in training, and scales up the rest (stochastic depth)."""
+    """Stochastic depth: in training, drop a branch for whole samples and scale up the rest.
+
+    Args:
+        rate: Probability of dropping a sample, in [0, 1).
+    """
 
     def __init__(self, rate: float = 0.0) -> None:
         super().__init__()
@@ -52,6 +65,7 @@ class DropPath(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
+        """Drop samples of the branch's output x (B, ...) -> (B, ...)."""
         if not self.training or self.rate == 0:
             return x
         keep = torch.rand(x.shape[0], *(1,) * (x.ndim - 1), device=x.device) >= self.rate

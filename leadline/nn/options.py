@@ -1,4 +1,4 @@
-"""What the options of a model may be: their types are those of the configuration's fields."""
+"""Checks of the types and ranges of a model's options, from the fields of its configuration."""
 
 from __future__ import annotations
 
@@ -25,11 +25,26 @@ _NOT_BELOW_ZERO = ("norm_eps", "solver_tolerance")
 
 
 class Config(Protocol):
-    from_zero: ClassVar[tuple[str, ...]]  # whole numbers that may be 0, for without it; others begin at 1
+    """A dataclass of options.
+
+    Attributes:
+        from_zero: Names of whole numbers that may be 0, which means "without it"; the others begin at 1.
+    """
+
+    from_zero: ClassVar[tuple[str, ...]]
 
 
 def check_options(config: type[Config], given: Mapping[str, Any], prefix: str = "") -> None:
-    """Types and ranges of options that stand by themselves; ``prefix`` goes before their names in the error."""
+    """Check the types and ranges of options, each by itself.
+
+    Args:
+        config: Dataclass whose annotated fields are the options.
+        given: Values by name.
+        prefix: Text before the names in the error message.
+
+    Raises:
+        LeadlineError: A value has the wrong type or lies outside its range.
+    """
     hints = _hints(config)
     for name, value in given.items():
         kinds = get_args(hints[name]) if get_origin(hints[name]) in (Union, UnionType) else (hints[name],)

@@ -1,4 +1,4 @@
-"""Where a token stands: learned or sinusoidal vectors to add, rotary angles for queries and keys, or nothing."""
+"""Position encodings: learned or sinusoidal vectors to add, rotary angles, or none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ KINDS = ("learned", "sinusoidal", "rotary", "none")
 
 
 class Positions(nn.Module):
-    """``x, rope = positions(x, at)`` for x (B, N, d) at the positions ``at``, (N,) or (B, N)."""
+    """Position encoding of a model.
+
+    Args:
+        kind: "learned", "sinusoidal", "rotary" or "none".
+        max_tokens: Size of the table of learned positions; the other kinds have no limit.
+        dim: Width of the tokens.
+        head_dim: Width of a head, for rotary positions.
+        rope: Settings of rotary positions; see ``ops.rotary_frequencies``.
+    """
 
     def __init__(
         self, kind: str, max_tokens: int, dim: int, head_dim: int, rope: Mapping[str, Any] | None = None
@@ -24,10 +32,15 @@ class Positions(nn.Module):
         self.kind, self.head_dim, self.rope = kind, head_dim, dict(rope or {})
         if kind == "rotary":
             rotary_frequencies(head_dim, self.rope)  # bad settings fail here, not in the first forward pass
-        self.limit = max_tokens if kind == "learned" else None  # the others go on without end
+        self.limit = max_tokens if kind == "learned" else None  # the other kinds have no limit
         self.table = nn.Embedding(max_tokens, dim) if kind == "learned" else None
 
     def forward(self, x: Tensor, at: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Encode tokens x (B, N, d) at the positions ``at``, (N,) or (B, N).
+
+        Returns:
+            The tokens, with vectors added where the kind has them, and the rotary table or None.
+        """
         if self.table is not None:
             return x + self.table(at), None
         if self.kind == "sinusoidal":

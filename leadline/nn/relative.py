@@ -1,8 +1,6 @@
-"""Attention by relative position over the segment before, and the block around it (Dai et al., 2019)."""
+"""Attention by relative position with a memory, and the block around it (Dai et al., 2019)."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,13 +16,18 @@ Memory = tuple[Tensor, ...]
 
 
 class RelativeAttention(HopfieldAttention):
-    """Causal attention whose scores know how far a key lies back, over past tokens and these.
+    """Causal attention, over past tokens and these, whose scores depend on the distance of key and query.
+
+    ::
 
         S_ij = ((q_i + u) k_j + (q_i + v) r_{i-j}) / sqrt(head width),   r_n = W_R R_n, R_n the sinusoid of n
 
     All four parts are scores, so Hopfield attention carries all of them, memory included: the state is
-    (B, H, M, N) for M tokens that see N - M past ones. u and v (heads, head width) are given by the model,
+    (B, H, M, N) for M tokens that see N - M past ones. u and v (heads, head width) belong to the model,
     which has one pair for all layers.
+
+    Args:
+        config: Configuration of the block.
     """
 
     def __init__(self, config: BlockConfig) -> None:
@@ -41,9 +44,18 @@ class RelativeAttention(HopfieldAttention):
         u: Tensor,
         v: Tensor,
     ) -> tuple[Tensor, Memory | None]:
-        """x (B, M, d), past (B, N - M, d) or None -> (y (B, M, d), state).
+        """Apply attention to the M tokens of a segment, which see N: the past ones and themselves.
 
-        distances  (N, d): R_n for n = N - 1, ..., 0.
+        Args:
+            x: Tokens (B, M, d).
+            state: State that the layer before returned; None at the first layer.
+            past: Past tokens (B, N - M, d), or None.
+            distances: Sinusoids R_n (N, d) for n = N - 1, ..., 0.
+            u: Query bias for the content of a key, (heads, head width).
+            v: Query bias for the distance of a key, (heads, head width).
+
+        Returns:
+            y (B, M, d), and the state for the next layer, None with alpha' = 0.
         """
         q, keys, values = self.project(x)
         if past is not None:
@@ -74,55 +86,74 @@ class RelativeAttention(HopfieldAttention):
 class RelativeBlock(TransformerBlock):
     """The block with relative attention and a memory of the tokens before this segment.
 
-    A layer remembers what its attention took in, (B, m, d), and, when it is de-escalated causally, the tokens at
-    the place of de-escalation too: the mean then runs over what attention sees, the memory and the segment so far.
+    The memory of a layer holds the input of its attention, (B, m, d). With causal de-escalation it also holds the
+    tokens at the de-escalation site: the mean then runs over what attention sees, the memory and the segment so far.
     The leaky form takes the mean over the whole segment, its future included (TSE 21 as printed).
+
+    Args:
+        config: Configuration of the block.
+        layer: Index of the block in its stack, from 0.
     """
 
-    def __init__(self, config: BlockConfig, drop_path: float = 0.0) -> None:
-        super().__init__(config, drop_path)
+    def __init__(self, config: BlockConfig, layer: int = 0) -> None:
+        super().__init__(config, layer)
         self.attention = RelativeAttention(config)
 
     def forward(  # type: ignore[override]
         self, x: Tensor, state: Memory | None = None, memory: Memory | None = None, *, keep: int, **positions: Tensor
     ) -> tuple[Tensor, Memory | None, Memory]:
-        """x (B, M, d) -> (x (B, M, d), state, memory); ``positions`` are distances, u and v of the attention.
+        """Apply the block to a segment.
 
-        memory  what this layer returned for the segment before, or None; its last ``keep`` tokens are kept.
+        Args:
+            x: Tokens (B, M, d).
+            state: State that the layer before returned; None at the first layer.
+            memory: Memory that this layer returned for the segment before, or None.
+            keep: Number of tokens that the new memory holds at most.
+            **positions: ``distances``, ``u`` and ``v`` of ``RelativeAttention``.
+
+        Returns:
+            x (B, M, d), the state for the next layer, and the memory for the next segment.
         """
-        pre = self.config.norm == "pre"
         stream = _Stream(self, memory, keep)
         x = stream.de_escalate("attention-input", x)
         past = None if memory is None or memory[0].shape[1] == 0 else memory[0]
         stream.remember(0, x)
-        if pre:
-            y, state = self.attention(
-                self.norm1(x), state, past=None if past is None else self.norm1(past), **positions
-            )
-        else:
-            y, state = self.attention(x, state, past=past, **positions)
-        return self._after_attention(x, y, stream.de_escalate), state, tuple(stream.kept)
+        past = None if past is None else self.residual1.read(past, self.norm1)
+        y, state = self.attention(self.residual1.read(x, self.norm1), state, past=past, **positions)
+        return self._after_attention(x, y, stream.de_escalate), state, stream.new_memory
 
     @property
     def remembers(self) -> int:
-        """How many tensors this layer keeps of a segment."""
+        """The number of tensors in the memory of this layer."""
         return 2 if self.de_escalation is not None and self.de_escalation.causal else 1
 
 
 class _Stream:
-    """The memory of one layer while a segment runs through it."""
+    """De-escalates the stream of one layer and builds its memory while a segment runs through it.
+
+    Args:
+        block: The block of the layer.
+        memory: Memory of the segment before, or None.
+        keep: Number of tokens that the new memory holds at most.
+    """
 
     def __init__(self, block: RelativeBlock, memory: Memory | None, keep: int) -> None:
         self.block, self.memory, self.keep = block, memory, keep
-        self.kept: list[Any] = [None] * block.remembers
+        self.tensors: dict[int, Tensor] = {}  # of the new memory, by place
+
+    @property
+    def new_memory(self) -> Memory:
+        """The memory for the next segment."""
+        return tuple(self.tensors[place] for place in range(self.block.remembers))
 
     def remember(self, place: int, x: Tensor) -> None:
-        """Keep the last tokens of memory and segment, without their gradient."""
+        """Store the last tokens of memory and segment, without their gradient, in a place of the new memory."""
         x = x.detach()
         whole = x if self.memory is None else torch.cat((self.memory[place].to(x.dtype), x), 1)
-        self.kept[place] = whole[:, max(whole.shape[1] - self.keep, 0) :]
+        self.tensors[place] = whole[:, max(whole.shape[1] - self.keep, 0) :]
 
     def de_escalate(self, site: str, x: Tensor) -> Tensor:
+        """De-escalate the tokens x (B, M, d) if ``site`` is where the block does."""
         block = self.block
         if block.de_escalation is None or block.config.de_escalation_at != site:
             return x
@@ -138,18 +169,22 @@ class _Stream:
 
 
 def shift(scores: Tensor) -> Tensor:
-    """(..., M, N) with column c for the distance N - 1 - c -> (..., M, N) with column j for key j.
+    """Reorder scores (..., M, N) from column c for the distance N - 1 - c to column j for key j.
 
-    Query i of M stands at N - M + i, so key j lies N - M + i - j back: column M - 1 - i + j. With one more column, the
-    flat tensor cut M numbers later and folded at N again moves row i by just that. Keys of the future get numbers of
-    other rows; they are never seen.
+    Query i of M is token N - M + i, so key j lies N - M + i - j tokens back: column M - 1 - i + j. Padding one column,
+    flattening, dropping the first M numbers and folding into rows of N moves row i by just that. Keys of the future get
+    numbers of other rows; the causal mask hides them.
     """
     M, N = scores.shape[-2:]
     return F.pad(scores, (1, 0)).flatten(-2)[..., M:].unflatten(-1, (M, N))
 
 
 def check_memory(memory: Memory | None, depth: int, remembers: int, batch: int, dim: int) -> None:
-    """Memory is what the model returned: one or two tensors (B, m, d) a layer."""
+    """Check that ``memory`` is what a model returned: ``remembers`` tensors (B, m, d) for each of ``depth`` layers.
+
+    Raises:
+        LeadlineError: The number or the shapes of the tensors do not fit the model and the batch.
+    """
     if memory is None:
         return
     wanted = depth * remembers

@@ -1,9 +1,9 @@
-"""Every way to discretise the Hopfield dynamics of one layer (HOP, appendix F).
+"""Schemes that discretise the Hopfield dynamics of one layer (HOP, appendix F).
 
     tau_v dx/dt = softmax(h) V - x      (45)        tau_h dh/dt = q K^T - h      (46)
 
 A scheme is named VISIBLE-HIDDEN by how it takes the two derivatives. alpha and alpha' are the weights of the old
-value: alpha = 1 - rho for forward, 1 / (1 + rho) for backward; central ones take rho = 1 - alpha and begin with
+value: alpha = 1 - rho for forward, 1 / (1 + rho) for backward. Central steps take rho = 1 - alpha and begin with
 one forward step. A(h, z) is the attention of the layer, with scores h and values of z, through W_O.
 
 visible  forward   x' = alpha x + (1 - alpha) A(h, x)
@@ -14,9 +14,9 @@ hidden   forward   h' = alpha' h + (1 - alpha') S(x): scores lag a layer, the fi
          backward  h = alpha' h_before + (1 - alpha') S(x), with S(x') when the visible step is backward
          central   h' = h_before + 2 rho (S(x) - h): lags as forward does
 
-``central_as_printed`` has the sign of HOP (60), (61): + x and + h in place of - x and - h. That is no
-discretisation of the equations: as the step shrinks it converges to dx/dt = softmax(h) V + x. Both central
-forms have a root of modulus rho + sqrt(1 + rho^2) > 1, so that something in them grows with depth.
+``central_as_printed`` has the sign of HOP (60), (61): + x and + h in place of - x and - h. It does not discretise
+the equations: as the step shrinks it converges to dx/dt = softmax(h) V + x. Both central forms have a root of
+modulus rho + sqrt(1 + rho^2) > 1, so one component of the solution grows with depth.
 
 "forward-backward" is the scheme of the paper, and the only one that is standard attention at alpha = alpha' = 0.
 """
@@ -49,10 +49,11 @@ def step(
     mask: Tensor | None,
     rope: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One layer by ``layer.scheme``: x (B, N, d) -> (x', state).
+    """Apply one layer by ``layer.scheme``; the arguments are those of ``HopfieldAttention.forward``.
 
-    The state is the hidden state the next layer needs (two of them when it is central), then x if the visible step
-    is central.
+    Returns:
+        x' (B, N, d), and the state for the next layer: the hidden state it needs (two of them when the hidden step is
+        central), then x if the visible step is central.
     """
     visible, hidden = layer.scheme.split("-")
     keep = layer.alpha_prime()
@@ -72,18 +73,7 @@ def step(
     S = scores(x)
     hiddens, before = _unpack(state, S.shape, x.shape, visible, hidden)
     old = hiddens[0] if hiddens else None
-    if hidden == "backward":
-        now = new = carry(old, S, keep, layer.start)
-        carried: tuple[Tensor, ...] = (new,)
-    else:
-        now = torch.zeros_like(S) if old is None else old
-        if hidden == "forward" or old is None:
-            new = carry(old, S, keep, layer.start)
-        else:
-            rho = 1 - (keep.view(-1, 1, 1) if isinstance(keep, Tensor) else keep)
-            new = hiddens[1] + 2 * rho * (S + now if hidden == "central_as_printed" else S - now)  # (61)
-        carried = (new,) if hidden == "forward" else (new, now)
-
+    now, new, carried = _hidden_step(hidden, S, hiddens, keep, layer.start)
     if visible == "backward" and hidden == "backward":
 
         def both(y: Tensor, x: Tensor, old: Tensor | None) -> Tensor:
@@ -101,10 +91,27 @@ def step(
     return y, carried if visible in ("forward", "backward") else (*carried, x)
 
 
+def _hidden_step(
+    kind: str, S: Tensor, hiddens: tuple[Tensor, ...], keep: float | Tensor, start: str
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Take the hidden step, all (B, H, N, N): the state in force in this layer, the new one, and those to carry on."""
+    old = hiddens[0] if hiddens else None
+    if kind == "backward":
+        new = carry(old, S, keep, start)
+        return new, new, (new,)
+    now = torch.zeros_like(S) if old is None else old
+    if kind == "forward" or old is None:
+        new = carry(old, S, keep, start)
+    else:
+        rho = 1 - (keep.view(-1, 1, 1) if isinstance(keep, Tensor) else keep)
+        new = hiddens[1] + 2 * rho * (S + now if kind == "central_as_printed" else S - now)  # (61)
+    return now, new, (new,) if kind == "forward" else (new, now)
+
+
 def _unpack(
     state: tuple[Tensor, ...] | None, scores: torch.Size, tokens: torch.Size, visible: str, hidden: str
 ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-    """The hidden states and the x before, or nothing at the first layer."""
+    """Split a state into the hidden states and the x before; nothing at the first layer."""
     if state is None:
         return (), None
     central = [kind.startswith("central") for kind in (visible, hidden)]
@@ -124,13 +131,13 @@ def _linear(
 ) -> Tensor:
     """Solve y = alpha x + (1 - alpha) A(P, y) for y (B, N, d), linear in y.
 
-    As one dense system while N d is small, which always works; beyond, by iteration, which works
-    while (1 - alpha) times the spectral radius of y -> sum_h P_h y W_h is below 1.
+    While N d is small this solves one dense system, which always works. Beyond, it iterates, which works while
+    (1 - alpha) times the spectral radius of y -> sum_h P_h y W_h is below 1.
     """
     B, N, d = x.shape
     if N * d > DENSE_UNKNOWNS:
         return _implicit(lambda y, x, P: layer.mix(x, attended(P, y)), x, P, layer.tolerance, layer.max_steps, mask)
-    constant = layer.mix(x, attended(P, torch.zeros_like(x)))  # alpha x, and what the biases give
+    constant = layer.mix(x, attended(P, torch.zeros_like(x)))  # alpha x, and the contribution of the biases
     values = layer.qkv.weight[-layer.kv_heads * layer.head_dim :].view(1, layer.kv_heads, layer.head_dim, d)
     W_V = expand_heads(values, layer.heads)[0].mT  # (H, d, D)
     W_O = layer.proj.weight.view(d, layer.heads, layer.head_dim).permute(1, 2, 0)  # (H, D, d)
@@ -150,10 +157,10 @@ def _implicit(
     max_steps: int,
     mask: Tensor | None,
 ) -> Tensor:
-    """y = function(y, x, given), with the gradients of the solution (implicit function theorem).
+    """Solve y = function(y, x, given) for y, with the gradients of the solution (implicit function theorem).
 
-    The backward pass solves u = g + J^T u, J the Jacobian of the function at y, by the same iteration;
-    what the iteration went through is not stored.
+    The backward pass solves u = g + J^T u, J the Jacobian of the function at y, by the same iteration. The steps of
+    the iteration are not stored.
     """
     if tolerance is None:
         tolerance = (50 if x.dtype in (torch.float32, torch.float64) else 4) * torch.finfo(x.dtype).eps
@@ -171,7 +178,7 @@ def _implicit(
         there = function(at, x.detach(), None if given is None else given.detach())
 
         def adjoint(gradient: Tensor | None) -> Tensor | None:
-            if gradient is None:  # nothing came back to y
+            if gradient is None:  # y has no gradient
                 return None
 
             def pull(u: Tensor) -> Tensor:
@@ -186,10 +193,22 @@ def _implicit(
 def fixed_point(
     function: Callable[[Tensor], Tensor], start: Tensor, tolerance: float, max_steps: int, mask: Tensor | None = None
 ) -> Tensor:
-    """Iterate y <- function(y), y (B, N, d), until a step changes a sample by no more than ``tolerance`` of itself.
+    """Iterate y <- function(y) until a step changes a sample by no more than ``tolerance`` of itself.
 
-    A sample that has settled is left alone, so that none depends on what it is batched with;
-    padding (mask (B, N), True = a real token) has no say in it.
+    A sample that has converged is left unchanged, so that the result does not depend on the rest of the batch.
+
+    Args:
+        function: Maps (B, N, d) to (B, N, d).
+        start: First y, (B, N, d).
+        tolerance: Relative tolerance.
+        max_steps: Limit of steps.
+        mask: Boolean (B, N), True = a real token; padding does not count.
+
+    Returns:
+        The fixed point (B, N, d).
+
+    Raises:
+        LeadlineError: The iteration did not converge; the message estimates the spectral radius.
     """
     y, moving = start, torch.ones(len(start), dtype=torch.bool, device=start.device)
     ratio = change = torch.full((len(start),), torch.nan, device=start.device)
@@ -209,8 +228,8 @@ def fixed_point(
         if not change[moving].isfinite().all():
             break
     radius = ratio[moving][ratio[moving].isfinite()]
-    said = f"{radius.max().item():.3g}" if radius.numel() else "beyond measure"
+    estimate = f"{radius.max().item():.3g}" if radius.numel() else "beyond measure"
     raise LeadlineError(
-        f"the implicit step did not converge within {max_steps} steps: the spectral radius of its map is about {said} "
-        "and must be below 1; raise alpha, shrink the weights, or take an explicit scheme"
+        f"the implicit step did not converge within {max_steps} steps: the spectral radius of its map is about "
+        f"{estimate} and must be below 1; raise alpha, shrink the weights, or take an explicit scheme"
     )

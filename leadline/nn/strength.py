@@ -1,4 +1,4 @@
-"""A number between 0 and 1 that decides how strong a cure is: fixed, or learned within its bounds."""
+"""The strength of a cure: a number between 0 and 1, fixed or learned within its bounds."""
 
 from __future__ import annotations
 
@@ -9,15 +9,25 @@ from torch import Tensor, nn
 
 from leadline.errors import LeadlineError, check_choice
 
-_STEP = 2**-8  # distance a learned value keeps from an open end; bfloat16 can still tell it from the end
+_STEP = 2**-8  # distance of a learned value from an open end; bfloat16 still distinguishes the two
 _INTERVALS = {"[0, 1)": (0.0, 1 - _STEP), "(0, 1]": (_STEP, 1.0)}
 
 
 class Strength(nn.Module):
-    """Returns its value when called: a float when fixed, a tensor () or (heads,) when learnable.
+    """A number in an interval. Calling it returns a float when it is fixed, a tensor () or (heads,) when learnable.
 
-    A learned value is its own parameter, cut to the interval in the forward pass. Its gradient passes
-    the cut unchanged, so that a value pushed against an end can come back.
+    A learned value is clamped to the interval in the forward pass. Its gradient passes the clamp unchanged, so that a
+    value pushed against an end can come back.
+
+    Args:
+        name: Name of the number in error messages.
+        value: The value, or the start of a learned one.
+        interval: "[0, 1)" or "(0, 1]".
+        learnable: None (fixed), "layer" (one number) or "head" (one number per head).
+        heads: Number of heads.
+
+    Raises:
+        LeadlineError: The value lies outside the interval.
     """
 
     def __init__(
@@ -37,10 +47,11 @@ class Strength(nn.Module):
 
     @property
     def off(self) -> bool:
-        """Fixed at 0: the cure does nothing and need not be computed."""
+        """Whether the number is fixed at 0, so that the cure need not be computed."""
         return self.parameter is None and self.value == 0
 
     def forward(self) -> float | Tensor:
+        """Return the value in force."""
         if self.parameter is None:
             return self.value
         return self.parameter + (self.parameter.clamp(self.low, self.high) - self.parameter).detach()

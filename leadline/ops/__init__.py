@@ -1,4 +1,4 @@
-"""Functions on tensors: no state, no modules."""
+"""Operators: functions on tensors, without state or modules."""
 
 from leadline.ops.biased import biased_attention
 from leadline.ops.formulas import FORMULAS, attention_weights

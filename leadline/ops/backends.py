@@ -1,4 +1,4 @@
-"""Which implementation of an operator runs: what is asked for, what is there, and one warning where it does not fit."""
+"""Choice of the implementation of an operator, and the warnings where kernels cannot run."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from torch import Tensor
 from leadline.errors import check_choice
 
 BACKENDS = ("auto", "fused", "linear", "reference")
-GRID = 65535  # CUDA's bound of a grid's second and third axis
+GRID = 65535  # CUDA's limit for the second and third axis of a grid
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-_warned: set[str] = set()  # each reason is told once
-_forced: str | None = None  # by use_backend
+_warned: set[str] = set()  # messages that have been shown: each is shown once
+_forced: str | None = None  # set by use_backend
 
 
 @contextmanager
 def use_backend(backend: str) -> Iterator[None]:
-    """Inside, every operator runs on ``backend``, whatever its argument says.
+    """Run every operator on ``backend``, whatever its argument says, while the context is open.
 
-    It holds in all threads: activation checkpointing recomputes in the threads of the backward pass.
+    This holds in all threads, since activation checkpointing recomputes in the threads of the backward pass.
+
+    Args:
+        backend: One of ``BACKENDS``.
     """
     global _forced
     check_choice("backend", backend, BACKENDS)
@@ -35,13 +38,13 @@ def use_backend(backend: str) -> Iterator[None]:
 
 
 def chosen(backend: str, allowed: tuple[str, ...] = BACKENDS) -> str:
-    """What was asked for, or what ``use_backend`` says."""
+    """Check an operator's argument ``backend`` and return the backend in force: it, or that of ``use_backend``."""
     check_choice("backend", backend, allowed)
     return _forced or backend
 
 
 def worth_trying(backend: str, q: Tensor) -> bool:
-    """Whether kernels come into question: a GPU or an express wish, and Triton; says once if only Triton is missing."""
+    """Return whether to try kernels: on a GPU or when asked for them, with Triton. Warn once if Triton is missing."""
     if backend == "reference" or not (q.is_cuda or backend in ("fused", "linear")):
         return False
     if not HAS_TRITON:
@@ -50,7 +53,7 @@ def worth_trying(backend: str, q: Tensor) -> bool:
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str | None:
-    """Why none of the kernels takes these inputs, or None; a kernel may have further reasons of its own."""
+    """Return why none of the kernels takes these inputs, or None; a kernel may have further reasons of its own."""
     D = q.shape[-1]
     if q.dtype not in (torch.float16, torch.bfloat16, torch.float32) or not q.dtype == k.dtype == v.dtype:
         return f"the inputs are {q.dtype}, {k.dtype}, {v.dtype}; it takes one of float16, bfloat16, float32"
@@ -62,10 +65,17 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str | N
 
 
 def too_large(*tensors: Tensor, programs: int = 0) -> str | None:
-    """Why kernels that count in 32 bits, and have ``programs`` along a later axis of their grid, do not reach."""
+    """Return why the inputs are too large for the kernels, or None.
+
+    Kernels count offsets in 32 bits, and a grid has at most ``GRID`` programs along its second axis.
+
+    Args:
+        *tensors: Inputs of the kernel.
+        programs: Number of programs along the second axis of its grid.
+    """
     for x in tensors:
         span = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-        if isinstance(span, int) and span >= 2**31:  # what is exported for any size has none yet
+        if isinstance(span, int) and span >= 2**31:  # a symbolic size of an exported program has no value yet
             return f"a tensor spans {span:,} numbers in memory; it takes up to 2^31, make the batch smaller"
     if isinstance(programs, int) and programs > GRID:
         return f"batch times heads is {programs:,}; it takes up to {GRID:,}, make the batch smaller"
@@ -73,6 +83,7 @@ def too_large(*tensors: Tensor, programs: int = 0) -> str | None:
 
 
 def warn_once(message: str) -> None:
+    """Warn with a message unless it has been shown before."""
     if message not in _warned:
         _warned.add(message)
         warnings.warn(message, stacklevel=4)

@@ -1,4 +1,4 @@
-"""From scores to attention weights: softmax, and other row-stochastic formulas that TSE (section 2.1) allows."""
+"""Attention weights from scores: softmax and the other row-stochastic formulas of TSE (section 2.1)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,30 @@ _SINKHORN_STEPS = 1000
 def attention_weights(
     scores: Tensor, mask: Tensor | None = None, causal: bool = False, formula: str = "softmax"
 ) -> Tensor:
-    """P (B, H, M, N) from scores (B, H, M, N): rows at least 0 that sum to 1.
+    """Compute attention weights P (B, H, M, N): rows are at least 0 and sum to 1.
 
-    formula  softmax    exp(s) / sum
-             relu       max(s, 0) / sum; a row without a positive score attends to all alike
-             sigmoid    sigmoid(s) / sum
-             sinkhorn   exp(s), rows and columns scaled in turn until both sum to 1: doubly stochastic
-             symmetric  the same for symmetric scores (queries = keys), so that P is symmetric too
-    mask     boolean (True = may be attended to) or a float tensor to add, broadcast to the scores.
-    causal   query i sees the keys up to i + N - M.
+    =========  ==============================================================================
+    softmax    exp(s) / sum
+    relu       max(s, 0) / sum; a row without a positive score attends to all keys equally
+    sigmoid    sigmoid(s) / sum
+    sinkhorn   exp(s), rows and columns scaled in turn until both sum to 1: doubly stochastic
+    symmetric  sinkhorn for symmetric scores (queries = keys), so that P is symmetric too
+    =========  ==============================================================================
 
-    A query with nothing to attend to gets weights 0. Doubly stochastic weights need M = N, know no causal
-    form (it would be the identity), and take a mask of keys, (B, 1, 1, N), which then holds for queries too.
+    A query with nothing to attend to gets weights 0. Doubly stochastic weights need M = N and have no causal form,
+    which would be the identity. Their mask covers keys, (B, 1, 1, N), and then holds for queries too.
+
+    Args:
+        scores: Scores (B, H, M, N).
+        mask: Boolean (True = may be attended to) or a float tensor to add; broadcasts to the scores.
+        causal: Query i sees the keys up to i + N - M.
+        formula: One of ``FORMULAS``.
+
+    Returns:
+        The weights (B, H, M, N).
+
+    Raises:
+        LeadlineError: The formula does not exist or does not fit the shape, or Sinkhorn scaling does not converge.
     """
     check_choice("formula", formula, FORMULAS)
     forbidden = None if mask is None else ~mask if mask.dtype == torch.bool else torch.isneginf(mask)
@@ -43,11 +55,11 @@ def attention_weights(
     if forbidden is None:
         return weigh(scores)
     weights = weigh(scores.masked_fill(forbidden, -torch.inf))
-    return weights.masked_fill(forbidden, 0)  # a row of -inf alone may have come out as NaN
+    return weights.masked_fill(forbidden, 0)  # a row of -inf only gives NaN
 
 
 def causal_mask(M: int, N: int, device: torch.device) -> Tensor:
-    """True where query i of M may see key j of N: j <= i + N - M."""
+    """Make a boolean (M, N), True where query i may see key j: j <= i + N - M."""
     return torch.ones(M, N, dtype=torch.bool, device=device).tril(N - M)
 
 
@@ -57,14 +69,14 @@ def _softmax(scores: Tensor) -> Tensor:
 
 def _relu(scores: Tensor) -> Tensor:
     positive = scores.clamp(min=0)
-    alike = (~torch.isneginf(scores)).to(scores.dtype)
+    equal = (~torch.isneginf(scores)).to(scores.dtype)
     none = positive.sum(-1, keepdim=True) == 0
-    positive = torch.where(none, alike, positive)
+    positive = torch.where(none, equal, positive)
     return positive / positive.sum(-1, keepdim=True)
 
 
 def _sigmoid(scores: Tensor) -> Tensor:
-    # relative to the largest: sigmoid(s) of a row of very negative scores would all be 0
+    # softmax is relative to the largest score: in a row of very negative ones every sigmoid(s) would be 0
     return torch.nn.functional.logsigmoid(scores).softmax(-1)
 
 
@@ -82,7 +94,7 @@ def _sinkhorn(scores: Tensor) -> Tensor:
 def _symmetric(scores: Tensor) -> Tensor:
     half = -0.5 * _log_sum(scores, -1)  # (..., n, 1): P = exp(s_ij + half_i + half_j)
     for _ in range(_SINKHORN_STEPS):
-        weights = (scores + (half + half.mT)).exp()  # the sum in brackets: symmetric to the last bit
+        weights = (scores + (half + half.mT)).exp()  # the brackets make it symmetric to the last bit
         if _settled(weights.sum(-1)):
             return weights
         half = 0.5 * (half - _log_sum(scores + half.mT, -1))
@@ -99,7 +111,7 @@ FORMULAS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _log_sum(scores: Tensor, dim: int) -> Tensor:
-    """log of the sum of exp along ``dim``; 0 where all is masked."""
+    """Return the logarithm of the sum of exp along ``dim``, 0 where everything is masked."""
     empty = torch.isneginf(scores).all(dim, keepdim=True)
     return scores.masked_fill(empty, 0).logsumexp(dim, keepdim=True).masked_fill(empty, 0)
 

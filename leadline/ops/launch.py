@@ -1,13 +1,14 @@
-"""Launching a Triton kernel with little overhead.
+"""Launches Triton kernels with little overhead in Python.
 
-Triton looks at every argument of every launch anew, to find the compiled kernel that fits: 40 microseconds for the
-kernels here, longer than some of them run. The same shapes come again and again, so a launch is prepared once for given
-shapes, strides and options (callers keep it, by ``functools.lru_cache``), and then called with tensors alone.
+Triton inspects every argument of every launch to select the compiled kernel that fits. That takes 40 microseconds for
+the kernels here, longer than some of them run. The same shapes come again and again, so a launch is prepared once for
+given shapes, strides and options, and then called with tensors alone. Callers cache it with ``functools.lru_cache``.
 """
 
 # mypy: ignore-errors
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,23 +25,41 @@ class Kernel:
         self,
         grid: tuple[int, ...],
         ints: tuple[int, ...],
-        constants: tuple[Any, ...],
-        halves: tuple[int, ...] = (),
+        constants: Mapping[str, Any],
+        halves: tuple[str, ...] = (),
         **options: Any,
     ) -> Launch:
-        """halves: numbers of the tensors that hold float16 though they call themselves bfloat16."""
-        return Launch(self.jitted, grid, ints, constants, halves, options)
+        """Fix everything but the tensors and floats of a launch.
+
+        Args:
+            grid: Number of programs along each axis.
+            ints: The integer arguments, in the kernel's order.
+            constants: Values of the ``tl.constexpr`` parameters by name; names the kernel does not have are left out.
+            halves: Names of the tensors that hold float16 numbers although their dtype is bfloat16.
+            **options: Options of Triton, such as ``num_warps``.
+        """
+        names = self.jitted.arg_names
+        tail = (*ints, *(constants[name] for name in names if name in constants))
+        return Launch(self.jitted, grid, tail, frozenset(names.index(name) for name in halves), options)
 
 
 class Launch:
-    """One kernel at one grid; every call must bring tensors of the same dtypes, on the same device."""
+    """One kernel at one grid; every call must bring tensors of the same dtypes, on the same device.
 
-    def __init__(self, jitted: Any, grid: tuple, ints: tuple, constants: tuple, halves: tuple, options: dict[str, int]):
-        self.jitted, self.grid, self.halves, self.options = jitted, grid, halves, options
-        self.tail = (*ints, *constants)
-        self.runs: dict[int, Any] = {}  # of compiled kernels, by which tensors are None: Triton compiles for that
+    Args:
+        jitted: The ``triton.jit`` function.
+        grid: Number of programs along each axis.
+        tail: The arguments after tensors and floats, in the kernel's order.
+        halves: Positions of the tensors that hold float16 numbers although their dtype is bfloat16.
+        options: Options of Triton.
+    """
+
+    def __init__(self, jitted: Any, grid: tuple, tail: tuple, halves: frozenset[int], options: dict[str, int]):
+        self.jitted, self.grid, self.tail, self.halves, self.options = jitted, grid, tail, halves, options
+        self.runs: dict[int, Any] = {}  # compiled kernels by which tensors are None: Triton compiles for that
 
     def __call__(self, tensors: tuple[Tensor | None, ...], floats: tuple[float, ...] = ()) -> None:
+        """Run the kernel on tensors and floats in the kernel's order; the first tensor must not be None."""
         device, floats = tensors[0].device, tuple(map(float, floats))  # an int of 1 would be compiled in
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):

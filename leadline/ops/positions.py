@@ -1,4 +1,4 @@
-"""Positions that are computed, not learned: sinusoids to add, and rotary angles for queries and keys."""
+"""Computed positions: sinusoids to add, and rotary angles for queries and keys."""
 
 from __future__ import annotations
 
@@ -13,15 +13,27 @@ from leadline.errors import LeadlineError, check_choice, unknown_name
 
 
 def sinusoid(positions: Tensor, dim: int, base: float = 10_000.0) -> Tensor:
-    """positions (..., N) -> (..., N, dim): sines in the even channels, cosines in the odd ones."""
+    """Compute sinusoids of positions (..., N) -> (..., N, dim): sines in the even channels, cosines in the odd ones.
+
+    Args:
+        positions: Positions (..., N).
+        dim: Width, an even number.
+        base: Ratio of the longest and the shortest wavelength.
+    """
     angles = positions[..., None].double() * _frequencies(dim, base, positions.device)
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
 
 
 def rotary_table(positions: Tensor, width: int, settings: Mapping[str, Any] | None = None) -> tuple[Tensor, Tensor]:
-    """cos and sin of the rotary angles, (..., 1, N, width/2) for positions (..., N); the 1 is the heads.
+    """Compute cosines and sines of rotary angles, in float64: at large positions float32 loses digits.
 
-    Computed in float64: at long positions float32 loses digits.
+    Args:
+        positions: Positions (..., N).
+        width: Width of a head, an even number.
+        settings: See ``rotary_frequencies``.
+
+    Returns:
+        Cosines and sines, (..., 1, N, width/2); the axis of size 1 is the heads.
     """
     frequencies = rotary_frequencies(width, settings or {}, positions.device)
     angles = (positions[..., None].double() * frequencies).unsqueeze(-3)
@@ -29,19 +41,42 @@ def rotary_table(positions: Tensor, width: int, settings: Mapping[str, Any] | No
 
 
 def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs of channels (i, i + D/2) of x (B, H, N, D), as LLaMA and GPT-NeoX lay them out."""
+    """Rotate the pairs of channels (i, i + D/2), the layout of LLaMA and GPT-NeoX.
+
+    Args:
+        x: Queries or keys (B, H, N, D).
+        table: Cosines and sines from ``rotary_table``.
+
+    Returns:
+        The rotated tensor (B, H, N, D).
+    """
     cos, sin = (part.to(x.dtype) for part in table)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 def rotary_frequencies(width: int, settings: Mapping[str, Any], device: torch.device | None = None) -> Tensor:
-    """Angle per position for each pair of channels, (width/2,), from settings as transformers 5 stores them.
+    """Compute the angle per position of each pair of channels.
 
-    rope_theta  the base, 10000 unless given; the angles are rope_theta^(-2i/width)
-    rope_type   "default"; "linear", all of them divided by ``factor``; or "llama3", where those that turn less than
-                ``low_freq_factor`` times within ``original_max_position_embeddings`` tokens are divided by
-                ``factor``, those that turn more than ``high_freq_factor`` times are kept, and the rest lie between
+    The angles are rope_theta^(-2i/width), with a base ``rope_theta`` of 10000 unless given. ``rope_type`` changes them:
+
+    =======  ==========================================================================================
+    default  no change
+    linear   all are divided by ``factor``
+    llama3   those with fewer than ``low_freq_factor`` turns in ``original_max_position_embeddings`` tokens are divided
+             by ``factor``; those with more than ``high_freq_factor`` turns do not change; the rest lie between
+    =======  ==========================================================================================
+
+    Args:
+        width: Width of a head, an even number.
+        settings: The settings above, by the names that transformers 5 gives them.
+        device: Device of the result.
+
+    Returns:
+        Angles (width/2,), in float64.
+
+    Raises:
+        LeadlineError: A setting is unknown or missing, or the width is odd.
     """
     kind = settings.get("rope_type", "default")
     check_choice("rope_type", kind, _ROPE_SETTINGS)
@@ -71,7 +106,7 @@ _ROPE_SETTINGS: dict[str, tuple[str, ...]] = {
 
 
 def _frequencies(width: int, base: float, device: torch.device | None) -> Tensor:
-    """base^(-2i/width) for i < width/2. Made where it is used: a CUDA graph cannot hold a copy from the CPU."""
+    """Compute base^(-2i/width) for i < width/2 on ``device``: a CUDA graph cannot hold a copy from the CPU."""
     if width % 2:
         raise LeadlineError(f"the width is {width}; sinusoidal and rotary positions need an even one")
     return base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)

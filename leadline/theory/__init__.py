@@ -1,4 +1,4 @@
-"""What the papers prove: expected escalation rates (TSE) and bounds on the residual (HOP), printed and repaired."""
+"""Results of the papers: expected escalation rates (TSE) and bounds on the residual (HOP)."""
 
 from leadline.metrics import expected_energy_ratios
 from leadline.theory.bounds import LayerBound, largest_leaf, layer_bound, network_bound

@@ -1,4 +1,4 @@
-"""An attention layer as the papers write it, in row vectors, and how one of our models is read as such layers."""
+"""Attention layers as the papers write them, in row vectors, and their conversion from our models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leadline.errors import LeadlineError, check_choice
 from leadline.metrics._tokens import accumulate
 from leadline.nn import HopfieldAttention, TransformerStack
 
-# What the bounds leave room for, by option of the model.
+# The values of the model's options for which the bounds hold.
 ATTENTION_ALONE = {
     "norm": "none",
     "ffn": 0,
@@ -29,17 +29,23 @@ ATTENTION_ALONE = {
 class AttentionLayer:
     """One attention layer of H heads, the weights of each head multiplied out.
 
+    ::
+
         h_l = alpha' h_{l-1} + (1 - alpha') (X W_QK + 1 b_QK^T) X^T / sqrt(d_k)        per head (HOP 15-18)
         Y   = alpha X + (1 - alpha) (sum over the heads of softmax(h_l) X W_VO + 1 b^T)          (HOP 39)
 
-    w_qk         (H, d, d)   W_Q W_K^T
-    w_vo         (H, d, d')  W_V W_O; d' = d wherever another layer follows
-    head_dim     d_k
-    alpha        weight of the layer's input in its output
-    alpha_prime  weight of the carried scores, a number or (H,); the number 0 carries nothing to the next layer either
-    start        without carried scores, the layer's own count 1 - alpha' ("zero") or whole ("scores")
-    b_qk         (H, d)      W_K b_Q; the bias of the keys drops out of the softmax
-    bias         (d')        b: P 1 = 1, so the biases of values and output add the same to every token
+    Args:
+        w_qk: W_Q W_K^T, (H, d, d).
+        w_vo: W_V W_O, (H, d, d'); d' = d wherever another layer follows.
+        head_dim: d_k.
+        alpha: Weight of the layer's input in its output.
+        alpha_prime: Weight of the carried scores, a number or (H,); with the number 0 nothing is carried on either.
+        start: Weight of the layer's own scores when none are carried: 1 - alpha' ("zero") or 1 ("scores").
+        b_qk: W_K b_Q, (H, d); the bias of the keys cancels in the softmax.
+        bias: b, (d'). P 1 = 1, so the biases of values and output add the same to every token.
+
+    Raises:
+        LeadlineError: The shapes do not fit, or a strength lies outside [0, 1).
     """
 
     w_qk: Tensor
@@ -63,7 +69,7 @@ class AttentionLayer:
                 raise LeadlineError(f"{name} is {getattr(self, name)}; it must be a number in [0, 1){per_head}")
 
     def __call__(self, X: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """X (..., n, d), h_{l-1} (..., H, n, n) or None -> Y (..., n, d'), h_l or None; in float64."""
+        """Apply the layer in float64: X (..., n, d), h_{l-1} (..., H, n, n) or None -> Y (..., n, d'), h_l or None."""
         self.check(X, state)
         X = accumulate(X).double().unsqueeze(-3)  # (..., 1, n, d)
         query = X @ self.w_qk.double()
@@ -79,7 +85,7 @@ class AttentionLayer:
         return Y, hidden if carries else None
 
     def check(self, X: Tensor, state: Tensor | None) -> None:
-        """Raise unless X and the carried scores fit this layer and each other."""
+        """Check that X and the carried scores fit this layer and each other."""
         heads, width = self.w_qk.shape[:2]
         if X.shape[-1] != width:
             raise LeadlineError(f"X has shape {tuple(X.shape)}; this layer takes (..., tokens, {width})")
@@ -88,12 +94,12 @@ class AttentionLayer:
             raise LeadlineError(f"state has shape {tuple(state.shape)}; with this X it must be {fits}")
 
     def carry(self, scores: Tensor, state: Tensor | None) -> Tensor:
-        """h_l from the layer's own scores and h_{l-1}, (..., H, n, n) both (HOP 15)."""
+        """Compute h_l from the layer's own scores and h_{l-1}, both (..., H, n, n) (HOP 15)."""
         new, old = (weight[:, None, None] for weight in self.weights(state))
         return new * scores if state is None else new * scores + old * state
 
     def weights(self, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What the layer's own scores and the carried ones count, (H,) each."""
+        """Return the weights of the layer's own scores and of the carried ones, (H,) each."""
         old = torch.as_tensor(self.alpha_prime, dtype=torch.float64, device=self.w_qk.device).expand(len(self.w_qk))
         if state is not None:
             return 1 - old, old
@@ -101,7 +107,11 @@ class AttentionLayer:
 
 
 def attention_layers(model: nn.Module) -> list[AttentionLayer]:
-    """The layers of an attention-only model of ours; refuses a model that is more than attention."""
+    """Convert an attention-only model of ours to layers.
+
+    Raises:
+        LeadlineError: The model is not one of ours or is more than attention.
+    """
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, TransformerStack):
         raise LeadlineError(
@@ -118,12 +128,12 @@ def attention_layers(model: nn.Module) -> list[AttentionLayer]:
                 raise LeadlineError(
                     f"{option} is {given!r}; the bounds hold for attention alone: give {option}={allowed!r}"
                 )
-        layers.append(_read(block.attention))
+        layers.append(_convert(block.attention))
     return layers
 
 
-def _read(attention: HopfieldAttention) -> AttentionLayer:
-    """Row vectors: x W is torch's ``x @ linear.weight.T``, so that every weight is transposed here."""
+def _convert(attention: HopfieldAttention) -> AttentionLayer:
+    """Convert one layer. Row vectors: x W is torch's ``x @ linear.weight.T``, so every weight is transposed here."""
     heads, groups, width = attention.heads, attention.kv_heads, attention.head_dim
     alpha = torch.as_tensor(attention.alpha(), dtype=torch.float64)
     if alpha.numel() > 1:
@@ -135,7 +145,7 @@ def _read(attention: HopfieldAttention) -> AttentionLayer:
     k, v = (part.repeat_interleave(heads // groups, dim=0) for part in (k, v))
     w_o = proj.weight.double().T.unflatten(0, (heads, width))  # (H, d_k, d)
     w_k, w_v = k[..., :-1], v[..., :-1]
-    out = (v[..., -1:].mT @ w_o).sum((0, 1))  # P 1 = 1 passes b_V on to W_O
+    out = (v[..., -1:].mT @ w_o).sum((0, 1))  # P 1 = 1, so b_V reaches W_O unchanged
     return AttentionLayer(
         w_qk=q[..., :-1].mT @ w_k,  # (17)
         w_vo=w_v.mT @ w_o,

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from leadline import LeadlineError
-from leadline.nn import BlockConfig, Positions, TransformerBlock, TransformerStack
+from leadline.nn import BlockConfig, Positions, TransformerBlock, TransformerStack, residual
+from leadline.nn.config import RULES
 from leadline.nn.layers import MLP, DropPath, make_norm
 
 SMALL = {"depth": 3, "dim": 12, "heads": 3, "ffn": 20}
@@ -79,8 +80,13 @@ def test_drop_path_drops_samples_and_keeps_the_mean():
     assert torch.allclose(out[kept], x[kept] / 0.75)
     assert (out[~kept] == 0).all()
     assert torch.equal(drop.eval()(x), x)
-    rates = [block.drop_path.rate for block in TransformerStack(config(drop_path=0.2))]
+    rates = [block.residual1.drop_path.rate for block in TransformerStack(config(drop_path=0.2))]
     assert rates == pytest.approx([0, 0.1, 0.2])
+
+
+def test_every_rule_of_the_configuration_has_its_entry():
+    assert set(residual.RULES) == set(RULES)
+    assert all(type(TransformerBlock(config(norm=name)).residual2) is rule for name, rule in residual.RULES.items())
 
 
 def test_stack_carries_the_state_from_block_to_block():

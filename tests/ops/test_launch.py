@@ -28,7 +28,7 @@ def jitted():
 
 
 def test_the_second_launch_is_not_looked_up(jitted):
-    launch = Kernel(jitted).prepare((4, 2), (100,), (64,), num_warps=4)
+    launch = Kernel(jitted).prepare((4, 2), (100,), {"BLOCK": 64}, num_warps=4)
     x, y = torch.zeros(64), torch.zeros(64)
     launch((x, y), (0.5,))
     assert jitted.looked_up == [((4, 2), (x, y, 0.5), {"n": 100, "BLOCK": 64, "num_warps": 4})]
@@ -39,7 +39,7 @@ def test_the_second_launch_is_not_looked_up(jitted):
 
 def test_a_strength_of_1_is_a_float_whatever_it_was_given_as(jitted):
     """Triton compiles an int of 1 into the kernel, where it would stay for the strengths to come."""
-    launch = Kernel(jitted).prepare((4,), (100,), (64,))
+    launch = Kernel(jitted).prepare((4,), (100,), {"BLOCK": 64})
     x = torch.zeros(64)
     launch((x, x), (1,))
     launch((x, x), (0,))
@@ -48,7 +48,7 @@ def test_a_strength_of_1_is_a_float_whatever_it_was_given_as(jitted):
 
 
 def test_what_triton_compiles_for_is_told_apart(jitted):
-    launch = Kernel(jitted).prepare((4,), (100,), (64,))
+    launch = Kernel(jitted).prepare((4,), (100,), {"BLOCK": 64})
     x = torch.zeros(64)
     launch((x, x), (0.5,))
     launch((x, None), (0.5,))  # an absent tensor is another kernel
@@ -63,7 +63,7 @@ def test_what_triton_compiles_for_is_told_apart(jitted):
 
 
 def test_float16_in_the_name_of_bfloat16_is_shown_as_it_is(jitted):
-    launch = Kernel(jitted).prepare((4,), (100,), (64,), halves=(1,))
+    launch = Kernel(jitted).prepare((4,), (100,), {"BLOCK": 64}, halves=("Y",))
     x = torch.zeros(64, dtype=torch.bfloat16)
     launch((x, x), (0.5,))
     (_, (first, second, _), _) = jitted.looked_up[0]

@@ -9,8 +9,8 @@ from test_fused import DEVICE, GPU, TOLERANCE, compare, draw, through
 
 from leadline import ops
 from leadline.errors import LeadlineError
-from leadline.ops import backends, hopfield
-from leadline.ops.hopfield import fused, linear, reference
+from leadline.ops import backends
+from leadline.ops.hopfield import dispatch, fused, linear, reference
 
 SHAPES = [(1, 16), (70, 24), (130, 16)]  # tokens, head width
 if GPU:
@@ -32,7 +32,7 @@ def test_strengths_other_than_a_power_of_two():
         state = None
         for q, k, v in layers:
             _, state = linear.hopfield_attention(q, k, v, state, alpha_prime=strength)
-        assert (linear._tables(list(state[2::3]), v)[2] is None) == rounds
+        assert (linear._tables(list(state[2::3]), v).shares is None) == rounds
     compare(layers, torch.float16, [0.7, 0.5], attention=linear.hopfield_attention, causal=True)
 
 
@@ -109,13 +109,13 @@ def test_the_dispatch_takes_it_when_asked_and_when_a_dense_state_would_not_fit(m
     q, k, v = draw(1, 2, 2, 20, 16, layers=1)[0]
     assert len(ops.hopfield_attention(q, k, v, backend="linear")[1]) == 3
     assert len(ops.hopfield_attention(q, k, v, backend="linear", window=1)[1]) == 3
-    monkeypatch.setattr(hopfield, "worth_trying", lambda backend, q: True)  # as on a GPU
+    monkeypatch.setattr(dispatch, "worth_trying", lambda backend, q: True)  # as on a GPU
     assert len(ops.hopfield_attention(q, k, v)[1]) == 1
-    monkeypatch.setattr(hopfield, "_long", lambda *inputs: True)
+    monkeypatch.setattr(dispatch, "_needs_linear", lambda *inputs: True)
     out, state = ops.hopfield_attention(q, k, v)
     assert len(state) == 3
     monkeypatch.undo()
-    assert hopfield._long(q, state, True)  # the layers after the first follow it
+    assert dispatch._needs_linear(q, state, True)  # the layers after the first follow it
     assert torch.allclose(out, reference.hopfield_attention(q, k, v)[0], atol=1e-5)
 
 
@@ -126,9 +126,9 @@ def test_memory_that_is_kept_for_reuse_counts_as_free(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 0))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: kept + used)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: used)
-    assert not hopfield._long(q, None, False)
+    assert not dispatch._needs_linear(q, None, False)
     kept = 0
-    assert hopfield._long(q, None, False)
+    assert dispatch._needs_linear(q, None, False)
 
 
 def test_the_dispatch_falls_back_and_says_why():

@@ -9,7 +9,7 @@ from torch import nn
 
 import leadline as ll
 from leadline.errors import LeadlineError
-from leadline.ops import hopfield
+from leadline.ops.hopfield import dispatch
 from leadline.probing import DepthReport, attention, find_blocks, probe, tally, watch
 
 transformers = pytest.importorskip("transformers")
@@ -109,7 +109,7 @@ def test_outputs_and_hooks_after_trials_are_bit_for_bit_the_same():
 def test_attention_runs_where_it_can_be_seen(make, monkeypatch):
     """A GPU would run the fused kernels, whose weights nobody sees; a probe asks for the reference instead."""
     asked = []
-    monkeypatch.setattr(hopfield, "worth_trying", lambda backend, q: asked.append(backend))
+    monkeypatch.setattr(dispatch, "worth_trying", lambda backend, q: asked.append(backend))
     if make == "ours":
         model = ll.create_model("gpt2_small", depth=2, dim=32, heads=4, vocab_size=60, attention="hopfield").eval()
     else:

@@ -1,4 +1,4 @@
-"""Attention with a dense additive bias that has a gradient."""
+"""Biased attention: a dense additive bias with a gradient."""
 
 from __future__ import annotations
 
@@ -23,22 +23,31 @@ def biased_attention(
     scale: float | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """softmax(scale q k^T + bias) v, differentiable in all four.
+    """Compute softmax(scale q k^T + bias) v, differentiable in all four. Results are the same from run to run.
 
-    q (B, H, M, D); k, v (B, Hkv, N, D) with Hkv a divisor of H. bias broadcasts to (B, H, M, N) and is never written
-    out at that size; its gradient has its own shape and, like all results here, is the same from run to run.
+    Args:
+        q: Queries (B, H, M, D).
+        k: Keys (B, Hkv, N, D), with Hkv a divisor of H (grouped queries).
+        v: Values (B, Hkv, N, D).
+        bias: Broadcasts to (B, H, M, N) and is never written out at that size; its gradient has its own shape.
+        mask: Boolean (True = may be attended to) or a float tensor to add; broadcasts to (B, H, M, N).
+        causal: Query i sees the keys up to i + N - M. A query with nothing to attend to gives 0.
+        dropout: Probability of dropping an attention weight; the caller passes 0 outside training.
+        scale: Factor of q k^T; 1 / sqrt(D) if None.
+        backend: "reference", "fused" (Triton kernels on a GPU), or "auto": fused on a GPU. Inputs that the kernels do
+            not take run on the reference, with one warning that says why.
 
-    mask     boolean (True = may be attended to) or a float tensor to add; broadcasts to (B, H, M, N).
-    causal   query i sees the keys up to i + N - M. A query with nothing to attend to gives 0.
-    scale    1 / sqrt(D) unless given.
-    backend  "reference", "fused" (Triton kernels on a GPU) or "auto": fused where it can be. Inputs that the kernels do
-             not take run on the reference, with one warning that says why.
+    Returns:
+        The output (B, H, M, D).
+
+    Raises:
+        LeadlineError: The shapes of the inputs do not fit.
     """
     backend = chosen(backend, ("auto", "fused", "reference"))
     reference.check_heads(q, k, v, 0.0)
     full = (*q.shape[:3], k.shape[2])
     if bias.ndim > 4 or any(
-        given not in (1, wanted) for given, wanted in zip(bias.shape[::-1], full[::-1], strict=False)
+        size not in (1, target) for size, target in zip(bias.shape[::-1], full[::-1], strict=False)
     ):
         raise LeadlineError(f"bias has shape {tuple(bias.shape)}; it must broadcast to {full}")
     if worth_trying(backend, q):

@@ -1,14 +1,14 @@
 """Triton kernels of attention with a dense additive bias, and of the bias's gradient.
 
-BIAS is read where it lies, through strides that are 0 along a broadcast dimension, and never written out larger.
-Nothing of size M x N is kept between forward and backward: scores are computed again from Q, K and BIAS.
+BIAS is read in place, through strides that are 0 along a broadcast dimension, and never expanded in memory.
+Nothing of size M x N is saved between forward and backward: scores are computed again from Q, K and BIAS.
 
-    forward_kernel   out and lse, one program a block of queries
-    column_kernel    dK and dV, one program a block of keys; also G, the gradient of the scores, if the bias has its
-                     full size, so that G is the bias's gradient and need not be computed twice
-    row_kernel       dQ, one program a block of queries, from G or by computing it again
-    bias_kernel      the gradient of a broadcast bias: one program a block of it, which adds up the samples and heads
-                     that share it in a fixed order, so that results repeat
+    forward_kernel   out and lse; one program per block of queries
+    column_kernel    dK and dV; one program per block of keys. If the bias has its full size, also G, the gradient of
+                     the scores: it is the bias's gradient and need not be computed twice
+    row_kernel       dQ, from G or by computing G again; one program per block of queries
+    bias_kernel      the gradient of a broadcast bias; one program per block of it. A program adds up the samples and
+                     heads that share the block in a fixed order, so that results repeat
 """
 
 # mypy: ignore-errors
@@ -23,14 +23,14 @@ from leadline.ops.parts import LOG2E, keep_weights
 
 @triton.jit
 def _rows(X, x_n, at, n, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """A block of rows of X (n, D), 0 beyond its end."""
+    """Load a block of rows of X (n, D), with 0 beyond its end."""
     d = tl.arange(0, BLOCK_D)
     return tl.load(X + at[:, None] * x_n + d[None, :], mask=(at < n)[:, None] & (d < D)[None, :], other=0.0)
 
 
 @triton.jit
 def _scores(q, k, BIAS, MASK, rows, cols, scale, s_m, s_n, M, N, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores in base 2, -inf where a query may not look."""
+    """Compute scores in base 2, -inf where a query may not attend."""
     seen = (rows < M)[:, None] & (cols < N)[None, :]
     bias = tl.load(BIAS + rows.to(tl.int64)[:, None] * s_m + cols[None, :] * s_n, mask=seen, other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2E) + bias.to(tl.float32) * LOG2E
@@ -46,17 +46,17 @@ def _gradient(
     q, k, v, do, BIAS, LSE, DELTA, MASK, SEED, bh, rows, cols, scale, s_m, s_n, M, N,
     CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The weights, dropout applied, and the gradient of the scores."""
+    """Compute the weights with dropout, and the gradient of the scores."""
     lse = tl.load(LSE + bh * M + rows, mask=rows < M, other=float("inf"))
     delta = tl.load(DELTA + bh * M + rows, mask=rows < M, other=0.0)
     p = tl.exp2(_scores(q, k, BIAS, MASK, rows, cols, scale, s_m, s_n, M, N, CAUSAL, PRECISION) - lse[:, None])
     dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-    kept = p
+    weights = p
     if DROPOUT > 0:
         keep = keep_weights(SEED, bh, rows, cols, N, DROPOUT)
         dp *= keep
-        kept = p * keep
-    return kept, p * (dp - delta[:, None])
+        weights = p * keep
+    return weights, p * (dp - delta[:, None])
 
 
 @Kernel
@@ -67,6 +67,7 @@ def forward_kernel(
     CAUSAL: tl.constexpr, DROPOUT: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Compute OUT and LSE; one program per block of queries."""
     i, bh = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
     rows, d = i * BM + tl.arange(0, BM), tl.arange(0, BLOCK_D)
@@ -110,7 +111,7 @@ def column_kernel(
     CAUSAL: tl.constexpr, DROPOUT: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """DK, DV have H heads and the same strides; G (B, H, M, N) is contiguous or None."""
+    """Compute DK and DV, with H heads and the same strides, and G (B, H, M, N), contiguous, unless it is None."""
     j, bh = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
     cols, d = j * BN + tl.arange(0, BN), tl.arange(0, BLOCK_D)
@@ -130,11 +131,11 @@ def column_kernel(
         rows = i * BM + tl.arange(0, BM)
         q = _rows(Q + b * q_b + h * q_h, q_n, rows, M, D, BLOCK_D)
         do = _rows(DOUT + b * g_b + h * g_h, g_n, rows, M, D, BLOCK_D)
-        kept, grad = _gradient(
+        weights, grad = _gradient(
             q, k, v, do, BIAS + b * s_b + h * s_h, LSE, DELTA, mask, SEED, bh, rows, cols, scale, s_m, s_n, M, N,
             CAUSAL, DROPOUT, PRECISION,
         )  # fmt: skip
-        dv = tl.dot(tl.trans(kept.to(do.dtype)), do, dv, input_precision=PRECISION)
+        dv = tl.dot(tl.trans(weights.to(do.dtype)), do, dv, input_precision=PRECISION)
         dk = tl.dot(tl.trans(grad.to(q.dtype)), q, dk, input_precision=PRECISION)
         if G is not None:
             spots = G + (bh * M + rows.to(tl.int64))[:, None] * N + cols[None, :]
@@ -155,7 +156,7 @@ def row_kernel(
     CAUSAL: tl.constexpr, DROPOUT: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dQ = scale G K; G (B, H, M, N) is contiguous, or None and computed here."""
+    """Compute dQ = scale G K; G (B, H, M, N) is contiguous, or None and computed here."""
     i, bh = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
     rows, d = i * BM + tl.arange(0, BM), tl.arange(0, BLOCK_D)
@@ -191,7 +192,7 @@ def bias_kernel(
     BATCHES: tl.constexpr, HEADS: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """DBIAS (batch or 1, heads or 1, M, N), contiguous. BATCHES, HEADS: the bias is shared by them all."""
+    """Compute DBIAS (batch or 1, heads or 1, M, N), contiguous. BATCHES, HEADS: all of them share the bias."""
     j, i, owner = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows, cols = i * BM + tl.arange(0, BM), j * BN + tl.arange(0, BN)
     grad = tl.zeros((BM, BN), tl.float32)

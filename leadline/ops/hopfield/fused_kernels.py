@@ -1,17 +1,19 @@
-"""Triton kernels of the fused path: tiles of the carried scores, stored once and never as probabilities.
+"""Triton kernels of the fused path, which store the carried scores in tiles.
 
-The state of a layer is a row of 64 x 64 tiles per head, each contiguous, so that every load is aligned whatever the
-number of tokens; a causal state holds the lower tiles only. Within a tile the scores lie in the order in which Hopper's
-matrix units hold an accumulator (``_unpack``), so that a thread reads and writes its own scores, 16 bytes at a time,
-and nothing goes through shared memory; on other hardware that order costs a conversion and nothing else. h is kept in
-float16, or in float32 for such inputs, and everything after it is computed from the stored value, so that forward and
-backward see the same scores.
+Scores are stored once, and never as probabilities.
+
+The state of a layer is a row of 64 x 64 tiles per head. Each tile is contiguous, so that every load is aligned whatever
+the number of tokens; a causal state holds the lower tiles only. Within a tile the scores lie in the order in which
+Hopper's matrix units hold an accumulator (``_unpack``). A thread then reads and writes its own scores, 16 bytes at a
+time, and nothing goes through shared memory; other hardware pays a conversion and nothing else. h is stored in float16,
+or in float32 for float32 inputs. Everything after it is computed from the stored value, so that forward and backward
+see the same scores.
 
     forward   h = alpha' h_before + (1 - alpha') scale Q K^T       read h_before, write h
               out = softmax(h) V                                   online, with its log-sum-exp
     backward  dP = dO V^T,  G = P (dP - delta) + dh                read h and dh (from the layer after), write G
-              dV = P^T dO,  dK = (1 - alpha') scale G^T Q          one program a column of tiles
-              dQ = (1 - alpha') scale G K                          one program a row of tiles, reads G
+              dV = P^T dO,  dK = (1 - alpha') scale G^T Q          one program per column of tiles
+              dQ = (1 - alpha') scale G K                          one program per row of tiles, reads G
               the gradient of h_before is alpha' G
 """
 
@@ -24,12 +26,12 @@ import triton.language as tl
 from leadline.ops.launch import Kernel
 from leadline.ops.parts import LOG2E, keep_weights
 
-LARGEST = tl.constexpr(60000.0)  # scores are cut here: float16 ends at 65504
+LARGEST = tl.constexpr(60000.0)  # scores are clamped here: the largest float16 is 65504
 
 
 @triton.jit
 def _tile(i, j, columns, CAUSAL: tl.constexpr):
-    """Number of the tile in row i and column j: all of them, or the lower ones only."""
+    """Return the number of the tile in row i and column j, counting all tiles or the lower ones only."""
     if CAUSAL:
         return i * (i + 1) // 2 + j
     return i * columns + j
@@ -37,7 +39,7 @@ def _tile(i, j, columns, CAUSAL: tl.constexpr):
 
 @triton.jit
 def _unpack(x):
-    """(4096,), as stored, -> (64, 64).
+    """Reorder a tile from (4096,), as stored, to (64, 64).
 
     Thread 32 w + 4 g + t of the 128 holds, of the accumulator, the rows 16 w + 8 a + g and the columns
     16 m + 8 n + 2 t + e; a tile is stored by m, then by thread, then n, a, e: 8 scores, one load.
@@ -48,14 +50,14 @@ def _unpack(x):
 
 @triton.jit
 def _pack(x):
-    """(64, 64) -> (4096,), as stored."""
+    """Reorder a tile from (64, 64) to (4096,), as stored."""
     x = tl.permute(tl.reshape(x, (4, 2, 8, 4, 2, 4, 2)), (3, 0, 2, 5, 4, 1, 6))  # w a g, m n t e -> m w g t n a e
     return tl.reshape(x, (4096,))
 
 
 @triton.jit
 def _spots(tile, i, j, N, T: tl.constexpr):
-    """Where the scores of the tile in row i and column j lie, and which of them are needed, in 16 x 16 pieces."""
+    """Return the offsets of a tile's scores, and which of them exist, in pieces of 16 x 16."""
     spots = tl.arange(0, 4096)
     needed = (j * T + spots // 1024 * 16 < N) & (i * T + spots // 256 % 4 * 16 < N)
     return tile * T * T + spots, needed
@@ -63,13 +65,14 @@ def _spots(tile, i, j, N, T: tl.constexpr):
 
 @triton.jit
 def _read(BASE, tile, i, j, N, other: tl.constexpr, T: tl.constexpr, EXACT: tl.constexpr):
-    """A tile, (64, 64)."""
+    """Load the tile in row i and column j, (64, 64)."""
     spots, needed = _spots(tile, i, j, N, T)
     return _unpack(tl.load(BASE + spots) if EXACT else tl.load(BASE + spots, mask=needed, other=other))
 
 
 @triton.jit
 def _write(BASE, x, tile, i, j, N, T: tl.constexpr, EXACT: tl.constexpr):
+    """Store the tile x (64, 64) in row i and column j."""
     spots, needed = _spots(tile, i, j, N, T)
     if EXACT:
         tl.store(BASE + spots, _pack(x))
@@ -86,7 +89,10 @@ def forward_kernel(
     FIRST: tl.constexpr, WHOLE: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, T: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program a row of tiles. alpha' is ``strength``, or STRENGTH (H,); FIRST: no state yet; WHOLE: then h = S."""
+    """Compute OUT, LSE and the new STATE; one program per row of tiles.
+
+    alpha' is ``strength``, or STRENGTH (H,) unless that is None. FIRST: there is no state yet. WHOLE: then h = S.
+    """
     i = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first
     bh = tl.program_id(1)
     b, h = bh // H, bh % H
@@ -154,7 +160,7 @@ def forward_kernel(
 def delta_kernel(
     OUT, GRAD, DELTA, o_b, o_h, o_n, g_b, g_h, g_n, H, N, D: tl.constexpr, BLOCK_D: tl.constexpr, T: tl.constexpr
 ):
-    """delta = sum over the channels of out * dout, per query; like lse it has whole tiles."""
+    """Compute delta, the sum of out * dout over the channels, per query; like lse it has whole tiles."""
     rows, bh, d = tl.program_id(0) * T + tl.arange(0, T), tl.program_id(1), tl.arange(0, BLOCK_D)
     b, h = bh // H, bh % H
     valid = (rows < N)[:, None] & (d < D)[None, :]
@@ -173,9 +179,9 @@ def column_kernel(
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, T: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program a column of tiles: dK, dV and G, which is stored times alpha' if SCALED.
+    """Compute dK, dV and G, which is stored times alpha' if SCALED; one program per column of tiles.
 
-    CARRIED: a gradient of the state has come from the layer after. LEARNED: sum G (h_before - h) per program.
+    CARRIED: the layer after gives a gradient of the state. LEARNED: DALPHA is the sum of G (h_before - h) per program.
     """
     j = tl.program_id(0)
     bh = tl.program_id(1)
@@ -195,7 +201,7 @@ def column_kernel(
     if MASKED:
         real = tl.load(MASK + b * N + cols, mask=there, other=0) != 0
 
-    dk = tl.zeros((BLOCK_D, T), tl.float32)  # both transposed, so that the tile is the right factor
+    dk = tl.zeros((BLOCK_D, T), tl.float32)  # dk and dv are transposed, so that the tile is the right factor
     dv = tl.zeros((BLOCK_D, T), tl.float32)
     dalpha = tl.zeros((T,), tl.float32)
     start = j if CAUSAL else 0
@@ -213,7 +219,7 @@ def column_kernel(
             q = tl.load(q_at + rows[:, None] * q_n + d[None, :], mask=at, other=0.0)
             do = tl.load(g_at + rows[:, None] * g_n + d[None, :], mask=at, other=0.0)
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-        hidden += 0.0 * dp  # else the compiler keeps p in two layouts, computed twice
+        hidden += 0.0 * dp  # without it the compiler holds p in two layouts, computed twice
         p = tl.exp2(hidden * LOG2E - lse[:, None])
         if CAUSAL:
             p = tl.where(rows[:, None] >= cols[None, :], p, 0.0)
@@ -255,7 +261,7 @@ def row_kernel(
     FIRST: tl.constexpr, WHOLE: tl.constexpr, SCALED: tl.constexpr, CAUSAL: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, T: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program a row of tiles: dQ = (1 - alpha') scale G K."""
+    """Compute dQ = (1 - alpha') scale G K; one program per row of tiles."""
     i = tl.num_programs(0) - 1 - tl.program_id(0)
     bh = tl.program_id(1)
     b, h = bh // H, bh % H

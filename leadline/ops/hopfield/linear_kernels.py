@@ -1,8 +1,8 @@
-"""Triton kernels of the linear-memory path: scores rebuilt from the queries and keys of this layer and those before.
+"""Triton kernels of the linear-memory path, which rebuild scores from the queries and keys of all layers.
 
-Q and K hold, per head, the queries and keys of all L layers side by side, (heads, N, L D); C (L, 2, heads) what each
+Q and K hold, per head, the queries and keys of all L layers side by side, (heads, N, L D). C (L, 2, heads) is what each
 layer does to the scores, h <- C[0] h + C[1] q k^T. If the weights of the layers differ by powers of 2, as with
-alpha' = 1/2, they are in Q already, without rounding (READY), and one long product is left. Nothing here has N x N
+alpha' = 1/2, Q already contains them, without rounding (READY), and one long product is left. Nothing here has N x N
 elements.
 """
 
@@ -21,7 +21,7 @@ def _scores(
     Q, K, C, h, heads, rows, cols, N, L, READY: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The carried scores (BM, BN) of one head, in base 2."""
+    """Compute the carried scores (BM, BN) of one head, in base 2."""
     d = tl.arange(0, BLOCK_D)
     at_q, at_k = (rows < N)[:, None] & (d < D)[None, :], (cols < N)[None, :] & (d < D)[:, None]
     q_at = Q + (h * N + rows.to(tl.int64))[:, None] * (L * D) + d[None, :]
@@ -42,6 +42,7 @@ def _scores(
 
 @triton.jit
 def _visible(rows, cols, MASK, N, CAUSAL: tl.constexpr, MASKED: tl.constexpr):
+    """Return which keys (cols) each query (rows) sees."""
     seen = (cols < N)[None, :] & (rows < N)[:, None]
     if CAUSAL:
         seen = seen & (rows[:, None] >= cols[None, :])
@@ -57,7 +58,7 @@ def forward_kernel(
     READY: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program a block of queries: out and lse (heads, N)."""
+    """Compute out and lse (heads, N); one program per block of queries."""
     i, h, heads = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     rows, d = i * BM + tl.arange(0, BM), tl.arange(0, BLOCK_D)
     peak = tl.full((BM,), float("-inf"), tl.float32)
@@ -95,9 +96,9 @@ def gradient_kernel(
     READY: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, DROPOUT: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program a block: P (weights, dropout applied) and G (gradient of h) of the queries first ... first + strip.
+    """Compute P (weights with dropout) and G (gradient of h) of the queries first ... first + strip.
 
-    Both are (heads, strip, width); keys from ``width`` on are seen by none of these queries.
+    One program per block of scores. P and G are (heads, strip, width); keys from ``width`` on are invisible here.
     """
     j, i, h, heads = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     inner, cols, d = i * BM + tl.arange(0, BM), j * BN + tl.arange(0, BN), tl.arange(0, BLOCK_D)
@@ -120,12 +121,12 @@ def gradient_kernel(
             V + h * v_h + cols[None, :] * v_n + d[:, None], mask=(cols < N)[None, :] & (d < D)[:, None], other=0.0
         )
         dp = tl.dot(do, v, input_precision=PRECISION)
-        kept = p
+        weights = p
         if DROPOUT > 0:
             keep = keep_weights(SEED, h, rows, cols, N, DROPOUT)
             dp *= keep
-            kept = p * keep
-        tl.store(P + spots, kept.to(P.dtype.element_ty), mask=at)
+            weights = p * keep
+        tl.store(P + spots, weights.to(P.dtype.element_ty), mask=at)
         tl.store(G + spots, (p * (dp - delta[:, None])).to(G.dtype.element_ty), mask=at)
 
 
@@ -135,7 +136,7 @@ def copy_kernel(
     X, OUT, FACTOR, x_h, x_n, o_h, o_n, N,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """OUT = FACTOR X, both (heads, N, D) with strides of their own, FACTOR (heads,) or None."""
+    """Compute OUT = FACTOR X, both (heads, N, D) with strides of their own; FACTOR is (heads,) or None."""
     rows, h, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1).to(tl.int64), tl.arange(0, BLOCK_D)
     at = (rows < N)[:, None] & (d < D)[None, :]
     x = tl.load(X + h * x_h + rows.to(tl.int64)[:, None] * x_n + d[None, :], mask=at, other=0.0)

@@ -1,4 +1,4 @@
-"""The definition of Hopfield attention, for reading and for every other path to be compared with."""
+"""The definition of Hopfield attention; every other path is compared with it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def hopfield_attention(
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """See ``leadline.ops.hopfield_attention``. The state is one tensor h (B, H, M, N), float32 for half types."""
+    """Compute ``leadline.ops.hopfield_attention`` as it is defined.
+
+    The state is one tensor h (B, H, M, N), in float32 for half types.
+    """
     check_inputs(q, k, v, state, alpha_prime, start)
     scores = scaled_scores(q, k, scale)  # S_n
     if bias is not None:
@@ -38,7 +41,7 @@ def hopfield_attention(
 
 
 def scaled_scores(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
-    """S = scale q k^T (B, H, M, N), in float32 for half types, also where autocast makes them."""
+    """Compute S = scale q k^T (B, H, M, N), in float32 for half types, also where autocast makes them."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     before = 2.0 ** min(math.frexp(scale)[1] - 1, 0)  # rounds nothing, and float16 overflows only where the scores do
     scores = (q * before) @ expand_heads(k, q.shape[1]).mT
@@ -47,7 +50,10 @@ def scaled_scores(q: Tensor, k: Tensor, scale: float | None = None) -> Tensor:
 
 
 def carry(hidden: Tensor | None, scores: Tensor, alpha_prime: float | Tensor, start: str) -> Tensor:
-    """h_n = alpha' h_{n-1} + (1 - alpha') S_n; without an h_{n-1} it is 0 ("zero"), or h_n = S_n ("scores")."""
+    """Compute h_n = alpha' h_{n-1} + (1 - alpha') S_n, all (B, H, M, N).
+
+    Without an h_{n-1}, it is 0 (``start`` "zero"), or h_n = S_n ("scores").
+    """
     keep = alpha_prime.view(-1, 1, 1) if isinstance(alpha_prime, Tensor) else alpha_prime
     if hidden is not None:
         return keep * hidden + (1 - keep) * scores
@@ -55,7 +61,7 @@ def carry(hidden: Tensor | None, scores: Tensor, alpha_prime: float | Tensor, st
 
 
 def attend(weights: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
-    """weights (B, H, M, N) times v (B, Hkv, N, Dv): (B, H, M, Dv)."""
+    """Apply dropout to weights (B, H, M, N) and multiply them by v (B, Hkv, N, Dv) -> (B, H, M, Dv)."""
     return F.dropout(weights, dropout).to(v.dtype) @ expand_heads(v, weights.shape[1])
 
 
@@ -69,7 +75,23 @@ def standard_attention(
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention that carries nothing, by torch's fused kernels: ``hopfield_attention`` at alpha' = 0."""
+    """Compute attention that carries nothing, by torch's fused kernels: ``hopfield_attention`` at alpha' = 0.
+
+    Args:
+        q: Queries (B, H, M, D).
+        k: Keys (B, Hkv, N, D), with Hkv a divisor of H (grouped queries).
+        v: Values (B, Hkv, N, Dv).
+        mask: Boolean (True = may be attended to) or a float tensor to add; broadcasts to (B, H, M, N).
+        causal: Query i sees the keys up to i + N - M.
+        dropout: Probability of dropping an attention weight; the caller passes 0 outside training.
+        scale: Factor of q k^T; 1 / sqrt(D) if None.
+
+    Returns:
+        The output (B, H, M, Dv).
+
+    Raises:
+        LeadlineError: The shapes of the inputs do not fit.
+    """
     check_inputs(q, k, v, None, 0.0, "zero")
     M, N = q.shape[-2], k.shape[-2]
     if causal and (mask is not None or M != N):  # torch aligns its own causal mask top left, and takes one mask
@@ -91,13 +113,14 @@ _SOUND = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend
 
 
 def expand_heads(x: Tensor, heads: int) -> Tensor:
-    """x (B, Hkv, N, D) -> (B, H, N, D): query head i reads key-value head i // (H / Hkv)."""
+    """Repeat key-value heads, x (B, Hkv, N, D) -> (B, H, N, D): query head i reads head i // (H / Hkv)."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
 def check_inputs(
     q: Tensor, k: Tensor, v: Tensor, state: tuple[Tensor, ...] | None, alpha_prime: float | Tensor, start: str
 ) -> None:
+    """Check that the inputs of Hopfield attention fit each other."""
     check_start(start)
     check_heads(q, k, v, alpha_prime)
     expected = (*q.shape[:3], k.shape[2])
@@ -107,11 +130,12 @@ def check_inputs(
 
 
 def check_start(start: str) -> None:
+    """Check that ``start`` is "zero" or "scores"."""
     check_choice("start", start, ("zero", "scores"))
 
 
 def check_heads(q: Tensor, k: Tensor, v: Tensor, alpha_prime: float | Tensor) -> None:
-    """q, k, v and alpha' must fit each other."""
+    """Check that the shapes of q, k and v fit each other, and alpha' the heads."""
     fault = None
     if not q.ndim == k.ndim == v.ndim == 4:
         fault = "each must be (batch, heads, tokens, width)"

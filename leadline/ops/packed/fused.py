@@ -1,8 +1,10 @@
-"""What calls the kernels of attention over few tokens."""
+"""Calls the kernels of attention over few tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -13,32 +15,39 @@ from leadline.ops.operator import operator
 from leadline.ops.packed import kernels
 
 
+class Launches(NamedTuple):
+    """Prepared launches of the two kernels."""
+
+    forward: Launch
+    backward: Launch
+
+
 def packed_attention(qkv: Tensor, causal: bool) -> Tensor:
-    """See ``leadline.ops.packed_attention``; qkv is contiguous."""
+    """Compute ``leadline.ops.packed_attention`` with the kernels: qkv (B, N, 3, H, D), contiguous -> (B, N, H, D)."""
     return _attention(qkv, causal)
 
 
 def _forward(qkv: Tensor, causal: bool) -> Tensor:
     out = _output(qkv)
-    _launches(qkv.device, qkv.dtype, qkv.shape, causal)[0]((qkv, out), (qkv.shape[-1] ** -0.5,))
+    _launches(qkv.device, qkv.dtype, qkv.shape, causal).forward((qkv, out), (qkv.shape[-1] ** -0.5,))
     return out
 
 
 def _backward(qkv: Tensor, d_out: Tensor, causal: bool) -> Tensor:
     d_qkv = torch.empty_like(qkv)
-    _launches(qkv.device, qkv.dtype, qkv.shape, causal)[1]((qkv, d_out, d_qkv), (qkv.shape[-1] ** -0.5,))
+    _launches(qkv.device, qkv.dtype, qkv.shape, causal).backward((qkv, d_out, d_qkv), (qkv.shape[-1] ** -0.5,))
     return d_qkv
 
 
 @lru_cache(maxsize=1024)
-def _launches(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...], causal: bool) -> tuple[Launch, Launch]:
+def _launches(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...], causal: bool) -> Launches:
     B, N, _, H, D = shape
     block = max(16, triton.next_power_of_2(N))
-    constants = (causal, H, D, max(16, triton.next_power_of_2(D)), block)
+    constants = {"CAUSAL": causal, "H": H, "D": D, "BLOCK_D": max(16, triton.next_power_of_2(D)), "BLOCK": block}
     warps = 4 if block <= 64 else 8
-    return (
-        kernels.forward_kernel.prepare((B * H,), (N,), constants, num_warps=warps),
-        kernels.backward_kernel.prepare((B * H,), (N,), constants, num_warps=warps),
+    return Launches(
+        forward=kernels.forward_kernel.prepare((B * H,), (N,), constants, num_warps=warps),
+        backward=kernels.backward_kernel.prepare((B * H,), (N,), constants, num_warps=warps),
     )
 
 
@@ -48,13 +57,13 @@ def _output(qkv: Tensor) -> Tensor:
 
 
 def _remember(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    qkv, ctx.causal = inputs
-    ctx.save_for_backward(qkv)
+    ctx.save_for_backward(inputs.qkv)
+    ctx.causal = inputs.causal
 
 
-def _differentiate(ctx, backward, d_out):  # type: ignore[no-untyped-def]
+def _differentiate(ctx, backward, d_out) -> Mapping[str, Tensor]:  # type: ignore[no-untyped-def]
     (qkv,) = ctx.saved_tensors
-    return backward(qkv, d_out.contiguous(), ctx.causal), None
+    return {"qkv": backward(qkv, d_out.contiguous(), ctx.causal)}
 
 
 _attention = operator(

@@ -1,6 +1,6 @@
-"""Triton kernels of attention over few tokens: one program a head, all its scores at once.
+"""Triton kernels of attention over few tokens: one program per head, all its scores at once.
 
-Nothing is kept for the backward pass but QKV itself: a tile of scores is cheaper to compute again than to read.
+Only QKV itself is saved for the backward pass: a tile of scores is cheaper to compute again than to read.
 """
 
 # mypy: ignore-errors
@@ -15,7 +15,7 @@ from leadline.ops.parts import LOG2E
 
 @triton.jit
 def _places(N, PARTS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr):
-    """Where this program's head lies in a tensor (B, N, PARTS, H, D), and which places exist."""
+    """Return the offsets of this program's head in a tensor (B, N, PARTS, H, D), and which of them exist."""
     b, h = tl.program_id(0) // H, tl.program_id(0) % H
     n, d = tl.arange(0, BLOCK), tl.arange(0, BLOCK_D)
     at = (b.to(tl.int64) * N * (PARTS * H * D)) + h * D + n[:, None] * (PARTS * H * D) + d[None, :]
@@ -24,7 +24,7 @@ def _places(N, PARTS: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK_D: t
 
 @triton.jit
 def _weights(q, k, scale, N, CAUSAL: tl.constexpr, BLOCK: tl.constexpr):
-    """softmax(scale q k^T); rows beyond the last token look at the others like any row."""
+    """Compute softmax(scale q k^T); rows beyond the last token attend like any other."""
     n = tl.arange(0, BLOCK)
     seen = (n < N)[None, :]
     if CAUSAL:
@@ -40,6 +40,7 @@ def forward_kernel(
     QKV, OUT, scale, N,
     CAUSAL: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Compute OUT (B, N, H, D) from QKV (B, N, 3, H, D)."""
     at, there = _places(N, 3, H, D, BLOCK_D, BLOCK)
     q = tl.load(QKV + at, mask=there, other=0.0)
     k = tl.load(QKV + H * D + at, mask=there, other=0.0)
@@ -55,8 +56,9 @@ def backward_kernel(
     QKV, DOUT, DQKV, scale, N,
     CAUSAL: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Compute DQKV (B, N, 3, H, D) from QKV and DOUT."""
     at, there = _places(N, 1, H, D, BLOCK_D, BLOCK)
-    do = tl.load(DOUT + at, mask=there, other=0.0)  # 0 beyond the last token, so nothing comes from there
+    do = tl.load(DOUT + at, mask=there, other=0.0)  # 0 beyond the last token, so that it adds no gradient
     at, there = _places(N, 3, H, D, BLOCK_D, BLOCK)
     q = tl.load(QKV + at, mask=there, other=0.0)
     k = tl.load(QKV + H * D + at, mask=there, other=0.0)

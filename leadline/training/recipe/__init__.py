@@ -1,6 +1,7 @@
 """Recipes: what is trained on what, and how. Schemas and their reading; nothing here imports torch."""
 
-from leadline.training.recipe import (
+from leadline.training.recipe.language import TextData
+from leadline.training.recipe.recipe import (
     Optimizer,
     Recipe,
     Schedule,
@@ -9,7 +10,6 @@ from leadline.training.recipe import (
     of_earlier,
     parse_recipe,
 )
-from leadline.training.recipe.language import TextData
 from leadline.training.recipe.section import Section, Span
 from leadline.training.recipe.vision import Augment, VisionData
 
