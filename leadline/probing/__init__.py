@@ -1,4 +1,4 @@
-"""Watches a forward pass or a training run of any model, in constant memory, and says what follows."""
+"""Measures the tokens of any model in a forward pass or during training, and reports on its depth."""
 
 from leadline.anatomy.blocks import find_blocks
 from leadline.probing.callbacks import lightning_callback, trainer_callback
@@ -6,17 +6,10 @@ from leadline.probing.run import probe
 from leadline.probing.sources import example_inputs, open_model
 from leadline.probing.watch import CollapseError, Watcher, watch
 from leadline.report.depth_report import DepthReport, check_target, read_report
-from leadline.report.layers import Distribution, Figures, Heatmap, LayerFigures, Trial, Verdict
 
 __all__ = [
     "CollapseError",
     "DepthReport",
-    "Distribution",
-    "Figures",
-    "Heatmap",
-    "LayerFigures",
-    "Trial",
-    "Verdict",
     "Watcher",
     "check_target",
     "example_inputs",

@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 import leadline as ll
+from leadline.anatomy.blocks import find_blocks
 from leadline.errors import LeadlineError
 from leadline.ops import hopfield
-from leadline.probing import DepthReport, attention, find_blocks, probe, tally, watch
+from leadline.probing import attention_capture, probe, statistics, watch
+from leadline.report import DepthReport
 
 transformers = pytest.importorskip("transformers")
 
@@ -125,19 +127,19 @@ def test_attention_runs_where_it_can_be_seen(make, monkeypatch):
 
 
 def test_progress_counts_blocks_batches_and_trials():
-    told = []
+    steps = []
     model = bert(num_hidden_layers=24, initializer_range=0.12).eval()
-    report = probe(model, [ids(), ids()], progress=lambda *step: told.append(step))
-    assert told[:48] == [("measuring", i, 48) for i in range(1, 49)]
+    report = probe(model, [ids(), ids()], progress=lambda *step: steps.append(step))
+    assert steps[:48] == [("measuring", i, 48) for i in range(1, 49)]
     total = 24 * (1 + len(report.verdict.trials))
-    assert told[48:] == [("trying cures", i, total) for i in range(1, total + 1)]
-    told.clear()
-    probe(model, iter([ids()]), trials=False, progress=lambda *step: told.append(step))
-    assert told[-1] == ("measuring", 24, None)  # a generator has no length
-    told.clear()
+    assert steps[48:] == [("trying cures", i, total) for i in range(1, total + 1)]
+    steps.clear()
+    probe(model, iter([ids()]), trials=False, progress=lambda *step: steps.append(step))
+    assert steps[-1] == ("measuring", 24, None)  # a generator has no length
+    steps.clear()
     shared = transformers.AlbertModel(transformers.AlbertConfig(**TEXT, embedding_size=8))
-    probe(shared, ids(), trials=False, progress=lambda *step: told.append(step))
-    assert told == [("measuring", 1, 1), ("measuring", 2, None), ("measuring", 3, None)]
+    probe(shared, ids(), trials=False, progress=lambda *step: steps.append(step))
+    assert steps == [("measuring", 1, 1), ("measuring", 2, None), ("measuring", 3, None)]
 
 
 @pytest.mark.parametrize("how", ["whole", "in place", "block"])
@@ -214,7 +216,9 @@ def test_attention_comes_in_bounded_chunks(monkeypatch):
     whole = probe(model, x, trials=False)
     sizes = []
     softmax = torch.Tensor.softmax
-    monkeypatch.setattr(attention, "_NUMBERS_AT_A_TIME", 3 * 11 * 32)  # three heads at a time, not a divisor of four
+    monkeypatch.setattr(
+        attention_capture, "_CHUNK_NUMBERS", 3 * 11 * 32
+    )  # three heads at a time, not a divisor of four
     monkeypatch.setattr(
         torch.Tensor, "softmax", lambda self, *a, **k: sizes.append(self.shape) or softmax(self, *a, **k)
     )
@@ -230,21 +234,22 @@ def test_cosines_come_in_bounded_chunks(monkeypatch):
     X = torch.randn(2, 17, 8)
     mask = torch.ones(2, 17, dtype=torch.bool)
     mask[1, 9:] = False
-    whole, parts = tally.Cosines(), tally.Cosines()
+    whole, parts = statistics.CosineHistogram(), statistics.CosineHistogram()
     whole.add(X, mask)
-    monkeypatch.setattr(tally, "_PAIRS_AT_A_TIME", 17 * 3)
+    monkeypatch.setattr(statistics, "_CHUNK_PAIRS", 17 * 3)
     parts.add(X, mask)
     assert whole.distribution().counts == parts.distribution().counts
     unit = torch.nn.functional.normalize(X.double(), dim=-1)
     pairs = [float(unit[b, i] @ unit[b, j]) for b in (0, 1) for i in range(17 if b == 0 else 9) for j in range(i)]
-    found = parts.distribution()
-    assert sum(found.counts) == len(pairs)
-    assert found.mean == pytest.approx(sum(pairs) / len(pairs), abs=1e-6)
-    assert found.median == pytest.approx(sorted(pairs)[len(pairs) // 2], abs=0.02)
+    distribution = parts.distribution()
+    assert sum(distribution.counts) == len(pairs)
+    assert distribution.mean == pytest.approx(sum(pairs) / len(pairs), abs=1e-6)
+    assert distribution.median == pytest.approx(sorted(pairs)[len(pairs) // 2], abs=0.02)
     counts = [
-        sum(low <= value < high for value in pairs) for low, high in zip(found.edges, found.edges[1:], strict=False)
+        sum(low <= value < high for value in pairs)
+        for low, high in zip(distribution.edges, distribution.edges[1:], strict=False)
     ]
-    assert sum(abs(a - b) for a, b in zip(counts, found.counts, strict=True)) <= 2  # rounding at an edge
+    assert sum(abs(a - b) for a, b in zip(counts, distribution.counts, strict=True)) <= 2  # rounding at an edge
 
 
 def test_heatmaps_are_the_attention_of_the_first_sample():
@@ -335,7 +340,7 @@ def test_blocks_by_name_and_by_pattern():
         (lambda: probe(bert(), ids(2, 1)), "one token a sample"),
         (lambda: probe(bert(), ids(), mask=torch.ones(2, 5).long().fill_diagonal_(0)), r"mask has shape \(2, 5\)"),
         (lambda: probe(bert(), {"input_ids": ids(), "attention_mask": torch.zeros(2, 11)}), "without a real token"),
-        (lambda: probe(bert(), ids(), mask=torch.ones(2, 1, 11, 11)), r"padding is told by \(samples, tokens\)"),
+        (lambda: probe(bert(), ids(), mask=torch.ones(2, 1, 11, 11)), r"padding is given as \(samples, tokens\)"),
         (lambda: probe(bert(), ids(), loss="output.loss"), "the loss is NoneType"),
         (lambda: probe(bert(), ids(), loss=lambda output: output.last_hidden_state), "it must be one number"),
         (lambda: probe(bert().requires_grad_(False), ids(), loss=lambda o: o.sum()), "no block has a weight"),

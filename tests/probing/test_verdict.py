@@ -11,7 +11,8 @@ from leadline.curing import cure as cure_model
 from leadline.curing import uncure
 from leadline.errors import LeadlineError
 from leadline.metrics import token_similarity
-from leadline.probing import LayerFigures, Trial, probe, trials
+from leadline.probing import probe, trials
+from leadline.report import LayerData, Trial
 from leadline.report.verdict import fitted_rate, judge, with_trials
 
 transformers = pytest.importorskip("transformers")
@@ -20,7 +21,7 @@ transformers = pytest.importorskip("transformers")
 def layers(odds, **changes):
     """Layers whose similarity has these odds t_sim / t_div."""
     return [
-        LayerFigures(
+        LayerData(
             index=i,
             name=str(i),
             similarity=o / (1 + o),

@@ -30,7 +30,7 @@ from leadline.papers.shared.trained import (
     spread,
     violins,
 )
-from leadline.report.layers import LayerFigures
+from leadline.report.layers import LayerData
 from leadline.report.paper import cosine_violins, entropy_violins
 from leadline.training.runs.runs import Job, Record, run_all
 
@@ -125,7 +125,7 @@ def accuracies(found: Mapping[str, list[Record]]) -> dict[str, list[float]]:
     return {arm: [accuracy(record) for record in kept] for arm, kept in found.items()}
 
 
-def probed(found: Mapping[str, list[Record]]) -> dict[str, list[LayerFigures]]:
+def probed(found: Mapping[str, list[Record]]) -> dict[str, list[LayerData]]:
     """The layers of the first seed of each arm; none where it diverged."""
     return {arm: kept[0].layers for arm, kept in found.items()}
 
@@ -238,7 +238,7 @@ def entropies(size: str, arm: str) -> Callable[[Context], Result]:
     return run
 
 
-def _lowest(layers: Sequence[LayerFigures]) -> float | None:
+def _lowest(layers: Sequence[LayerData]) -> float | None:
     return min((min(f.entropy) / f.entropy_uniform for f in layers if f.entropy and f.entropy_uniform), default=None)
 
 
@@ -251,7 +251,7 @@ def _tables(found: Mapping[str, list[Record]], seeds: Sequence[int], models: Mod
     return {"runs": runs, "curves": curves_table(found, seeds, ("loss", "accuracy")), "layers": layers_table(models)}
 
 
-def _drawn(context: Context, size: str, models: Models, draw: Callable[[Any, Sequence[LayerFigures]], None]) -> Any:
+def _drawn(context: Context, size: str, models: Models, draw: Callable[[Any, Sequence[LayerData]], None]) -> Any:
     budget = "as HOP table 3" if context.setting["budget"] == "full" else f"{context.setting['epochs'][size]} epochs"
     images = "digits" if context.embedded else "CIFAR-10"
     return violins(models, draw, f"ViT-{size} on {images}, {budget}: {{}}", width=8.0, height=2.6)

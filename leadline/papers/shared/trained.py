@@ -9,7 +9,7 @@ from typing import Any
 
 from leadline.papers.shared.entry import Claim, above, reported
 from leadline.papers.shared.plots import panels
-from leadline.report.layers import Distribution, LayerFigures
+from leadline.report.layers import Distribution, LayerData
 from leadline.report.numbers import spans
 from leadline.training.runs.runs import Record
 
@@ -17,7 +17,7 @@ NEAR = 0.98  # cosines above it count as 1
 SIDE = 0.90  # a peak at 1 stands out against the cosines between this and NEAR
 LEAST = 0.01  # and holds at least this share of the pairs
 STANDARD = "standard"
-Models = Mapping[str, Sequence[LayerFigures]]  # what the probe says of trained models; nothing of one that diverged
+Models = Mapping[str, Sequence[LayerData]]  # what the probe says of trained models; nothing of one that diverged
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
@@ -142,7 +142,7 @@ def _share(distribution: Distribution, low: float, high: float) -> float:
     return inside / max(1, sum(distribution.counts))
 
 
-def peak_layers(layers: Sequence[LayerFigures]) -> tuple[list[int], float]:
+def peak_layers(layers: Sequence[LayerData]) -> tuple[list[int], float]:
     """The layers whose outputs have a peak at cosine 1, and the largest share of pairs above NEAR in any layer."""
     known = [(layer.index, layer.cosines) for layer in layers if layer.index and layer.cosines is not None]
     shares = [near_one(cosines) for _, cosines in known]
@@ -220,9 +220,7 @@ def band(axis: Any, records: Sequence[Record], which: str, figure: str, label: s
     axis.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def violins(
-    models: Models, draw: Callable[[Any, Sequence[LayerFigures]], None], titles: str = "{}", **size: Any
-) -> Any:
+def violins(models: Models, draw: Callable[[Any, Sequence[LayerData]], None], titles: str = "{}", **size: Any) -> Any:
     """A panel of violins for each model, all to one scale; of one that diverged the panel says so."""
     figure, axes = panels(1, rows=len(models), **size)
     for axis, (name, layers) in zip(axes, models.items(), strict=True):

@@ -36,7 +36,7 @@ from leadline.files import whole
 from leadline.models.checkpoints import find_checkpoint
 from leadline.papers.shared.entry import Context
 from leadline.probing import DepthReport, probe
-from leadline.report.layers import LayerFigures
+from leadline.report.layers import LayerData
 from leadline.training.engine import train
 from leadline.training.recipe.recipe import Recipe, parse_recipe
 from leadline.training.run_folder.logs import EVALUATION, PROBE, TRAINING
@@ -74,7 +74,7 @@ class Record:
         return self.figures["diverged"] is not None
 
     @property
-    def layers(self) -> list[LayerFigures]:
+    def layers(self) -> list[LayerData]:
         """What the probe measured, by layer; empty where it was not asked for."""
         text = self.figures["report"]
         return [] if text is None else DepthReport.from_json(text).layers
