@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import leadline as ll
-from leadline.anatomy.blocks import find_blocks
 from leadline.errors import LeadlineError
 from leadline.ops import hopfield
 from leadline.probing import attention_capture, probe, statistics, watch
@@ -286,9 +285,6 @@ def test_a_report_survives_json_and_files(tmp_path):
         DepthReport.from_json("{}")
 
 
-# finding blocks
-
-
 class Plain(nn.Module):
     """No module of it is named after attention."""
 
@@ -300,25 +296,8 @@ class Plain(nn.Module):
         return self.steps["two"](self.steps["one"](x))
 
 
-def test_blocks_are_found_by_themselves():
-    swin = pytest.importorskip("timm").create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=4)
-    assert len(find_blocks(swin)) == 12  # four stages, opened
-    t5 = transformers.T5Model(
-        transformers.T5Config(
-            vocab_size=60, d_model=32, d_ff=48, d_kv=8, num_layers=2, num_decoder_layers=3, num_heads=4
-        )
-    )
-    assert [block.name for block in find_blocks(t5)] == ["decoder.block.0", "decoder.block.1", "decoder.block.2"]
-    wrapped = nn.Sequential(nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, batch_first=True), 3))
-    assert [block.name for block in find_blocks(wrapped)] == ["0.layers.0", "0.layers.1", "0.layers.2"]
-    albert = transformers.AlbertModel(transformers.AlbertConfig(num_hidden_groups=2, inner_group_num=2, **TEXT))
-    assert len(find_blocks(albert)) == 4
-
-
-def test_blocks_by_name_and_by_pattern():
+def test_blocks_given_by_name_and_by_pattern():
     model = bert()
-    by_pattern = find_blocks(model, "encoder.layer.*")
-    assert [block.module for block in by_pattern] == list(model.encoder.layer)
     report = probe(model, ids(), blocks=["encoder.layer.0", "encoder.layer.2"], trials=False)
     assert [layer.name for layer in report.layers] == ["input", "encoder.layer.0", "encoder.layer.2"]
     report = probe(Plain(), torch.randn(2, 5, 16), blocks="steps.*")

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from report_samples import bare, report
 
 from leadline.errors import LeadlineError
-from leadline.report.paper import cosine_violins, diversity_curves, entropy_violins, similarity_curves
+from leadline.report.paper import cosine_violins, diversity_curves, entropy_violins, evenly, similarity_curves
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".PNG"])
@@ -135,3 +135,14 @@ def test_curves_have_gaps_and_no_zero_on_the_logarithmic_axis():
     similarity_curves(both, {"before": report(depth=2), "after": report("no collapse", depth=3)})
     assert [line.get_label() for line in both.lines] == ["before", "after"]
     assert len({(line.get_linestyle(), line.get_marker()) for line in both.lines}) == 2
+
+
+def test_evenly_spaced_items_keep_the_last():
+    assert evenly(range(10), 20) == list(range(10))
+    assert evenly(range(1, 101), 12) == [1, 10, 19, 28, 37, 46, 55, 64, 73, 82, 91, 100]
+    assert evenly([], 3) == []
+    for size in range(1, 40):
+        for most in range(1, 12):
+            items = evenly(range(size), most)
+            assert len(items) <= most
+            assert items[-1] == size - 1
