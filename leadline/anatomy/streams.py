@@ -49,7 +49,7 @@ def count_prefix_tokens(model: nn.Module) -> int:
         count = getattr(module, "num_prefix_tokens", None)  # timm
         if isinstance(count, int):
             return count
-        prefix = getattr(getattr(module, "config", None), "prefix", None)  # ours
+        prefix = getattr(getattr(module, "config", None), "prefix", None)  # Leadline
         if isinstance(prefix, int) and hasattr(module, "class_token"):
             return prefix
     tokens = 0

@@ -57,7 +57,7 @@ def probe(
         model: Any ``torch.nn.Module``.
         inputs: A tensor, a mapping of arguments, or an iterable of those, which is iterated over once.
         blocks: Names of the blocks, or a pattern such as "encoder.layer.*". By default they are looked for, which
-            works for models of transformers and timm, ``nn.TransformerEncoder`` and ours.
+            works for models of transformers and timm, ``nn.TransformerEncoder`` and Leadline.
         loss: A function of the model's output, or "output.loss" if the model computes it from its inputs. The
             gradient norm of every block is then measured too. Layers that share weights share one gradient.
         mask: (B, n), True = a real token, or a function of the batch that returns it. It is needed for inputs that do

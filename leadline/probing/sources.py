@@ -61,8 +61,8 @@ def open_model(
             - path/to/file.py:FUNCTION, a function that returns a model, or a model and its inputs; with ``depth`` it
               is called as FUNCTION(depth=depth).
         depth: Number of layers instead of the usual one.
-        pretrained: A folder with weights: of transformers (``spec`` is then its model type, or None), of ours, or of a
-            training run, whose best checkpoint is taken.
+        pretrained: A folder with weights of transformers (``spec`` is then its model type, or None) or of Leadline, or
+            the folder of a training run, whose best checkpoint is taken.
         say: Called with a description of the inputs, if the model brings none.
 
     Raises:

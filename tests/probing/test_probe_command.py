@@ -67,8 +67,8 @@ def test_blocks_by_name(models):
         "encoder.layer.0",
         "encoder.layer.2",
     ]
-    found = run("probe", f"{models}:bare", "--blocks", "*", "--json")
-    assert [layer["name"] for layer in json.loads(found.stdout)["layers"]] == ["input", "0", "1"]
+    result = run("probe", f"{models}:bare", "--blocks", "*", "--json")
+    assert [layer["name"] for layer in json.loads(result.stdout)["layers"]] == ["input", "0", "1"]
 
 
 def test_a_folder_is_cured_in_the_layers_named(models, tmp_path):
@@ -106,10 +106,10 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, models, monkeypat
     monkeypatch.setattr(sys, "argv", ["leadline", *words])
     with pytest.raises(SystemExit) as caught:
         cli.main()
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert caught.value.code == 2
-    assert message in said
-    assert said.count("\n") == 1
+    assert message in output
+    assert output.count("\n") == 1
     assert not (models.parent / "new").exists()
 
 

@@ -88,7 +88,7 @@ class _Socket:
 
 
 class Browser:
-    """One Chromium with one page. ``requests`` and ``console`` collect what the page fetched and said."""
+    """One Chromium with one page. ``requests`` and ``console`` collect what the page fetched and logged."""
 
     def __init__(self, program: str) -> None:
         self.folder = tempfile.mkdtemp(prefix="leadline-chromium-")

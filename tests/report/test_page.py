@@ -325,7 +325,7 @@ def test_the_page_of_a_real_probe(probed, tmp_path):
     assert len(charts["Cosine"][0].spec["violins"]["items"]) == 11
     text = "".join(read(render_page(probed, probed)).text)
     assert probed.verdict.text in text
-    # what was kept as JSON gives the same page
+    # a report read back from JSON gives the same page
     again = DepthReport.from_json(probed.to_json())
     assert render_page(again) == render_page(probed)
     for name in ("depth.html", "depth.pdf"):

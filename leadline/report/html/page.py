@@ -56,9 +56,9 @@ def render_page(report: ReportData, before: ReportData | None = None) -> str:
     panels: list[str] = []
     specs: list[dict[str, Any]] = []
     for i, tab in enumerate(page_tabs(report, before)):
-        figures = []
+        frames = []
         for chart in tab.charts:
-            figures.append(_figure(chart, len(specs)))
+            frames.append(_frame(chart, len(specs)))
             specs.append(chart.spec)
         on = i == 0
         buttons.append(
@@ -67,7 +67,7 @@ def render_page(report: ReportData, before: ReportData | None = None) -> str:
         )
         panels.append(
             f'<section class="panel{" on" if on else ""}" role="tabpanel" id="panel-{i}" aria-labelledby="tab-{i}">'
-            f'<h2>{escape(tab.name)}</h2>{tab.html}<div class="charts">{"".join(figures)}</div></section>'
+            f'<h2>{escape(tab.name)}</h2>{tab.html}<div class="charts">{"".join(frames)}</div></section>'
         )
     assets = files("leadline.report.html") / "assets"
     css, chart_js, js = ((assets / name).read_text(encoding="utf-8") for name in ("page.css", "chart.js", "page.js"))
@@ -102,7 +102,7 @@ def _subtitle(report: ReportData, before: ReportData | None) -> str:
     return f'<p class="soft">{escape(words)}</p>'
 
 
-def _figure(chart: Chart, index: int) -> str:
+def _frame(chart: Chart, index: int) -> str:
     """Return the frame of chart number ``index``, which the script fills."""
     note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
     width = f' style="min-width:{chart.min_width}px"' if chart.min_width else ""
