@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import leadline as ll
 from leadline import cli
 from leadline.cli import app
+from leadline.cli.console import progress_bars
 
 transformers = pytest.importorskip("transformers")
 
@@ -116,7 +117,7 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, models, monkeypat
 def test_progress_is_for_terminals():
     for terminal, silent, shown in ((True, False, True), (True, True, False), (False, False, False)):
         out = io.StringIO()
-        with cli._bars(Console(file=out, force_terminal=terminal), silent=silent) as progress:
+        with progress_bars(Console(file=out, force_terminal=terminal), silent=silent) as progress:
             progress("measuring", 3, 12)
             progress("trying cures", 1, None)
         assert ("trying cures, block 1" in out.getvalue()) == shown
@@ -124,7 +125,7 @@ def test_progress_is_for_terminals():
 
 
 def test_a_report_that_cannot_be_read_is_one_line(tmp_path):
-    from leadline.probing import read_report
+    from leadline.report import read_report
 
     (tmp_path / "x.json").write_text("[1]")
     with pytest.raises(ll.LeadlineError, match="this is no report"):
