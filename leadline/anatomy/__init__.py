@@ -1,1 +1,1 @@
-"""What a model of any make consists of (blocks, their parts, the tokens that pass), and how it is called."""
+"""What a model of any make consists of (blocks, parts, token streams), and how it is called."""

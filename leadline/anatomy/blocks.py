@@ -65,8 +65,8 @@ def find_blocks(model: nn.Module, blocks: str | Sequence[str] | None = None) -> 
 def find_parts(block: nn.Module) -> Parts:
     """Return the attention, the MLP and the norms of a block, recognised by the names of modules and classes.
 
-    The attention is the outermost module with such a name. The MLP is the first module with such a name that is not
-    inside the attention; only its input is of interest, so the first linear layer of an unnamed MLP will do.
+    The attention is the outermost module with such a name. The MLP is the first module with such a name outside the
+    attention. Only its input is of interest, so the first linear layer of an unnamed MLP will do.
     """
     attention = _outermost(block, lambda name, module: bool(_ATTENTION.search(name)) and not _is_norm(module))
     inside = set() if attention is None else set(attention.modules())

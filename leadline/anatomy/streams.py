@@ -1,4 +1,4 @@
-"""The tokens that enter and leave a module: which tensor holds them, its layout, and how many are prefix tokens."""
+"""The tokens that enter and leave a module: their tensor, its layout, and the prefix tokens."""
 
 from __future__ import annotations
 

@@ -73,12 +73,10 @@ class AttentionCapture(TorchFunctionMode):
 
     Attention is recognised in four ways:
 
-    - ``scaled_dot_product_attention``: transformers, timm and our fused path, after rotary angles and norms of queries
-      and keys;
-    - ``multi_head_attention_forward``, for ``nn.MultiheadAttention``, whose projections are computed again;
-    - a softmax over the last axis with a square result: eager attention and our reference path;
-    - weights made in another way are recognised in the product with the values: they are square, at least 0, and their
-      rows sum to 1.
+    - ``scaled_dot_product_attention``, which transformers, timm and Leadline call with the final queries and keys;
+    - ``multi_head_attention_forward`` of ``nn.MultiheadAttention``, whose projections are computed again;
+    - a softmax over the last axis with a square result: eager attention, and Leadline's reference path;
+    - a product with square weights that are at least 0 and whose rows sum to 1, for weights made in another way.
 
     Args:
         expected_tokens: Returns the number of tokens of the attention to capture, or None if none is wanted now.

@@ -1,4 +1,4 @@
-"""One call of a block: its inner tensors as hooks see them, and the rates and the gain that follow from them."""
+"""One call of a block: its inner tensors as hooks see them, and its rates and gain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probe: one call measures a model of any make, layer by layer, and draws a verdict."""
+"""The probe: one call measures a model of any make, layer by layer, and returns a report."""
 
 from __future__ import annotations
 

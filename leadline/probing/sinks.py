@@ -1,4 +1,4 @@
-"""Sinks to which a watched training run writes its rows: CSV, JSON lines, TensorBoard, W&B, functions."""
+"""Sinks for the rows of a watched training run: CSV, JSON lines, TensorBoard, W&B, functions."""
 
 from __future__ import annotations
 

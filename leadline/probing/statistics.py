@@ -1,4 +1,4 @@
-"""Running statistics of layers, attention heads and token pairs, in memory that does not grow with the batches."""
+"""Running statistics of layers, attention heads and token pairs, in constant memory."""
 
 from __future__ import annotations
 

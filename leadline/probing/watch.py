@@ -1,4 +1,4 @@
-"""Watches a training run: every k steps, four metrics of each block, taken during the forward pass of training."""
+"""Watches a training run: every k steps, four metrics of each block from its forward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a probe as plain data, with its verdict, its page and its figures; loads without torch."""
+"""The report of a probe: plain data, verdict, page and figures; loads without torch."""
 
 from leadline.report.depth_report import DepthReport, check_target, read_report
 from leadline.report.layers import Distribution, Heatmap, LayerData, ReportData, Trial, Verdict

@@ -1,4 +1,4 @@
-"""DepthReport, the result of a probe: its table, how it is saved as a page, data or figure, and how it is read."""
+"""DepthReport, the result of a probe: its table, and how it is saved and read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain data of a report: metrics by layer, verdict, trials and heat maps, which survive a round trip through JSON."""
+"""Plain data of a report, which JSON can hold: metrics by layer, verdict, trials, heat maps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures for paper by matplotlib: a depth report at text width in 8 pt type, and the figure of the demo."""
+"""Figures for paper by matplotlib: a depth report, violins, and the figure of the demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws the verdict from the metrics by layer: what collapses, in words and as data, and which cure to recommend."""
+"""Judges the metrics by layer: what collapses, in words and as data, and which cure to recommend."""
 
 from __future__ import annotations
 

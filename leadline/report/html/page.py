@@ -1,4 +1,4 @@
-"""Renders a depth report as one HTML file that works offline: verdict, curves, violins, heat maps and data."""
+"""Renders a depth report as one HTML file that works offline."""
 
 from __future__ import annotations
 

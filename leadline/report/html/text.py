@@ -1,4 +1,4 @@
-"""Renders the words and tables of the page as HTML: verdict, trials, comparison, data. All text is escaped here."""
+"""Renders the words and tables of the page as escaped HTML: verdict, trials, comparison, data."""
 
 from __future__ import annotations
 
