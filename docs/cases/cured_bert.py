@@ -1,4 +1,4 @@
-"""The BERT of the first case with the cure that its probe recommends, for a page with before and after.
+"""The BERT of the first case with the recommended cure, for a page that shows it before and after.
 
 leadline probe docs/cases/cured_bert.py:make_model --before bert.json --out cured.html
 """
@@ -11,4 +11,5 @@ import leadline as ll
 
 
 def make_model(depth: int = 100) -> BertModel:
+    """Return a cured BERT at initialisation."""
     return ll.cure(BertModel(BertConfig(num_hidden_layers=depth)), de_escalation=0.1)

@@ -1,4 +1,4 @@
-"""A small GPT-2 that has read in the Python manual, byte by byte.
+"""A small GPT-2, trained on the bytes of the Python manual.
 
     leadline probe docs/cases/language.py:make_model
 
@@ -20,19 +20,19 @@ WIDTH, HEADS, CONTEXT, BATCH, STEPS, RATE = 128, 4, 128, 8, 400, 2e-3
 
 
 def text() -> Tensor:
-    """The manual as bytes, (n,)."""
+    """Return the manual as bytes (n,)."""
     manual = "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
     return torch.frombuffer(bytearray(manual.encode()), dtype=torch.uint8).long()
 
 
 def pieces(source: Tensor, count: int) -> Tensor:
-    """(count, CONTEXT), from random places."""
+    """Return pieces (count, CONTEXT) from random places."""
     starts = torch.randint(len(source) - CONTEXT, (count,)).tolist()
     return torch.stack([source[start : start + CONTEXT] for start in starts])
 
 
 def make_model(depth: int = 8) -> tuple[GPT2LMHeadModel, dict[str, Tensor]]:
-    """The model after 400 steps, and 8 pieces of the tenth of the text that it has not seen."""
+    """Return the model after 400 steps, and 8 pieces of the tenth of the text that it is not trained on."""
     config = GPT2Config(
         vocab_size=256,
         n_positions=CONTEXT,

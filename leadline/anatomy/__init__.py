@@ -1,1 +1,1 @@
-"""What a foreign model is made of, and how it is called."""
+"""What a model of any make consists of (blocks, parts, token streams), and how it is called."""

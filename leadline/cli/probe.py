@@ -45,8 +45,9 @@ def probe(
     as_json: Json = False,
 ) -> None:
     """Measure where the tokens of a model grow alike, layer by layer, and what would help."""
-    from leadline.probing import check_target, open_model, read_report
+    from leadline.probing import open_model
     from leadline.probing import probe as run_probe
+    from leadline.report import check_target, read_report
 
     for path in out or []:
         check_target(path, before is not None)

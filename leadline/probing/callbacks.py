@@ -1,4 +1,4 @@
-"""The watcher as a callback of other people's training loops. Their libraries are imported when one is made."""
+"""Callbacks that watch a training run of transformers or Lightning."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from leadline.probing.watch import Watcher
 
 
 def trainer_callback(**options: Any) -> Any:
-    """A callback for ``transformers.Trainer``, such as ``callbacks=[trainer_callback(every=50, to="depth.csv")]``.
+    """Return a callback for ``transformers.Trainer``, such as ``trainer_callback(every=50, to="depth.csv")``.
 
-    The options are those of ``watch``. With ``stop_at`` the training ends when similarity reaches it. The steps are
-    those of the optimizer; with gradient accumulation the first of their forward passes is measured.
+    Steps are those of the optimizer; with gradient accumulation the first of their forward passes is measured.
+
+    Args:
+        **options: Options of ``watch``. With ``stop_at`` the training ends when similarity reaches it.
+
+    Raises:
+        LeadlineError: If transformers is not installed.
     """
     transformers = need("transformers", "hub")
 
@@ -41,6 +46,7 @@ def trainer_callback(**options: Any) -> Any:
 
 
 def _lightning() -> Any:
+    """Import Lightning by its present or its former name."""
     for name in ("lightning.pytorch", "pytorch_lightning"):
         try:
             return importlib.import_module(name)
@@ -50,9 +56,15 @@ def _lightning() -> Any:
 
 
 def lightning_callback(**options: Any) -> Any:
-    """A callback for a Lightning ``Trainer``; the options are those of ``watch``.
+    """Return a callback for a Lightning ``Trainer``.
 
-    The blocks are looked for in the whole LightningModule. Steps are optimizer steps: ``trainer.global_step``.
+    The blocks are looked for in the whole LightningModule. Steps are those of the optimizer, ``trainer.global_step``.
+
+    Args:
+        **options: Options of ``watch``. With ``stop_at`` the training ends when similarity reaches it.
+
+    Raises:
+        LeadlineError: If Lightning is not installed.
     """
 
     class LightningWatch(_lightning().Callback):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Hooks that measure every call of a block while a model runs."""
+"""Hooks that record all metrics of a probe at every call of a block while a model runs."""
 
 from __future__ import annotations
 
@@ -9,85 +9,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leadline.anatomy.blocks import Block, Parts, as_tokens, find_parts, stream_in, stream_out
+from leadline.anatomy.blocks import Block, Parts, find_parts
+from leadline.anatomy.streams import as_tokens, stream_in, stream_out
 from leadline.errors import LeadlineError
-from leadline.metrics import effective_rank, token_cosine, token_diversity, token_similarity
-from leadline.probing.attention import AttentionCatcher, AttentionTally, Caught, heatmap, measuring
-from leadline.probing.passage import Normed, Passage
-from leadline.probing.tally import Cosines, Mean
-from leadline.report.layers import LayerFigures
-
-
-class LayerTally:
-    """What is known of one layer so far."""
-
-    def __init__(self, index: int, name: str) -> None:
-        self.index, self.name = index, name
-        self.similarity, self.diversity, self.cosine, self.norm, self.rank = (Mean() for _ in range(5))
-        self.patches, self.rate, self.change, self.gain, self.gradient = (Mean() for _ in range(5))
-        self.rates: dict[str, Mean] = {}
-        self.cosines = Cosines()
-        self.attention = AttentionTally()
-
-    def add_tokens(self, X: Tensor, mask: Tensor | None, prefix: int) -> None:
-        """X (B, n, d), padding already 0; mask (B, n)."""
-        self.similarity.add(token_similarity(X, mask))
-        self.diversity.add(token_diversity(X, mask))
-        self.cosine.add(token_cosine(X, mask))
-        self.rank.add(effective_rank(X, mask))
-        lengths = torch.linalg.vector_norm(X.double(), dim=-1)  # (B, n)
-        real = torch.ones_like(lengths) if mask is None else mask.double()
-        self.norm.add((lengths * real).sum(-1) / real.sum(-1))
-        self.cosines.add(X, mask)
-        if 0 < prefix < X.shape[1]:
-            self.patches.add(token_similarity(X[:, prefix:], None if mask is None else mask[:, prefix:]))
-
-    def add_passage(self, passage: Passage, y: Tensor, mask: Tensor | None) -> None:
-        """What the block did to the tokens on their way to y (B, n, d)."""
-        self.rate.add(token_diversity(passage.x, mask) / token_diversity(y, mask))
-        self.change.add(_length(y - passage.x) / _length(passage.x))
-        for part, rate in passage.rates(y, mask).items():
-            self.rates.setdefault(part, Mean()).add(rate)
-        gain = passage.gain(y, mask)
-        if gain is not None:
-            self.gain.add(gain)
-
-    def figures(self) -> LayerFigures:
-        def known(mean: Mean) -> float:
-            value = mean.value()
-            return float("nan") if value is None else value
-
-        rates = {part: self.rates[part].value() for part in ("attention", "norm", "mlp") if part in self.rates}
-        heads = self.attention
-        return LayerFigures(
-            index=self.index,
-            name=self.name,
-            similarity=known(self.similarity),
-            diversity=known(self.diversity),
-            cosine=known(self.cosine),
-            norm=known(self.norm),
-            effective_rank=known(self.rank),
-            similarity_patches=self.patches.value(),
-            cosines=self.cosines.distribution(),
-            rate=self.rate.value(),
-            rates={part: rate for part, rate in rates.items() if rate is not None},
-            entropy=heads.entropy.values(),
-            entropies=heads.distributions(),
-            delta=heads.delta.values(),
-            omega=heads.omega.values(),
-            second_eigenvalue=heads.second.values(),
-            gradient_norm=self.gradient.value(),
-            change=self.change.value(),
-            gain=self.gain.value(),
-            entropy_uniform=heads.uniform.value(),
-        )
+from leadline.probing.attention_capture import AttentionCapture, CapturedAttention, full_precision
+from leadline.probing.block_call import BlockCall, NormCall
+from leadline.probing.statistics import LayerStatistics
 
 
 class Recorder:
-    """Measures the blocks of one model: ``with recorder.attached(): recorder.start(mask); model(...)``.
+    """Records all metrics of a model's blocks.
 
-    A block that is called several times (shared layers) counts as that many layers, in the order of the calls.
-    The attention matrices are measured with what enters the attention (behind the norm of a pre-norm block) as X.
+        with recorder.attached():
+            recorder.start(mask)
+            model(...)
+        recorder.finish()
+
+    A block that is called several times (shared layers) counts as that many layers, in the order of the calls. The
+    attention matrices are measured with the input of the attention as X; in a pre-norm block that is normed.
+
+    Args:
+        blocks: The blocks to record.
+        attention: Capture attention weights and measure them.
+        prefix: How many class and register tokens come before the patches.
+        heatmaps: Keep the attention of the first sample of the first batch.
+        on_block: Called after every block.
     """
 
     def __init__(
@@ -96,138 +42,142 @@ class Recorder:
         *,
         attention: bool = True,
         prefix: int = 0,
-        maps: bool = False,
-        passed: Callable[[], None] = lambda: None,
+        heatmaps: bool = False,
+        on_block: Callable[[], None] = lambda: None,
     ) -> None:
-        self.blocks, self.prefix, self.with_attention, self.with_maps = list(blocks), prefix, attention, maps
-        self.passed = passed  # called after every block
-        self.maps: dict[int, tuple[Tensor, int]] = {}  # by layer: weights (H, m, m) of the first sample, and its tokens
-        self.layers: list[LayerTally] = [LayerTally(0, "input")]
-        self.modules: list[nn.Module] = []  # the block behind each layer but the input
+        self.blocks, self.prefix, self.with_attention, self.with_heatmaps = list(blocks), prefix, attention, heatmaps
+        self.on_block = on_block
+        self.heatmaps: dict[int, tuple[Tensor, int]] = {}  # by layer: weights (H, m, m), and the sample's tokens
+        self.layers: list[LayerStatistics] = [LayerStatistics(0, "input")]
+        self.modules: list[nn.Module] = []  # the block of each layer but the input
         self.samples = self.tokens = self.batches = 0
         self._parts = {block.module: find_parts(block.module) for block in blocks}
         self._names = {block.module: block.name for block in blocks}
         self.start(None)
 
     def start(self, mask: Tensor | None) -> None:
-        """A new forward pass begins; mask (B, n), True = a real token."""
+        """Begin a new forward pass with the padding mask (B, n), True = a real token."""
         self.mask = mask
-        self.at = 0  # calls of blocks so far
-        self.stack: list[Passage] = []
-        self.busy = False
+        self.calls = 0  # of blocks in this forward pass
+        self.stack: list[BlockCall] = []  # the calls that have not ended, innermost last
+        self.measuring = False
 
     def finish(self) -> None:
-        """The forward pass ended."""
-        if self.at == 0:
+        """End the forward pass.
+
+        Raises:
+            LeadlineError: If no block ran, or not as many as on the batch before.
+        """
+        if self.calls == 0:
             raise LeadlineError(
                 f"no block ran: the model never called {self.blocks[0].name!r}; name blocks it calls by blocks=[...]"
             )
-        if self.at != len(self.layers) - 1:
+        if self.calls != len(self.layers) - 1:
             raise LeadlineError(
-                f"this batch went through {self.at} blocks and the one before through {len(self.layers) - 1}; "
+                f"this batch went through {self.calls} blocks and the one before through {len(self.layers) - 1}; "
                 "turn off layer dropping, or probe such batches apart"
             )
         self.batches += 1
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """The hooks are there inside, and gone after it whatever happens."""
+        """Attach the hooks, and remove them on exit."""
         with ExitStack() as stack:
             for block in self.blocks:
                 parts = self._parts[block.module]
-                stack.callback(block.module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
+                stack.callback(block.module.register_forward_pre_hook(self._before_block, with_kwargs=True).remove)
                 for norm in parts.norms:
-                    stack.callback(norm.register_forward_hook(self._normed, with_kwargs=True).remove)
-                for part, hook in ((parts.attention, self._attending), (parts.mlp, self._fed)):
+                    stack.callback(norm.register_forward_hook(self._after_norm, with_kwargs=True).remove)
+                for part, hook in ((parts.attention, self._before_attention), (parts.mlp, self._before_mlp)):
                     if part is not None:
                         stack.callback(part.register_forward_pre_hook(hook, with_kwargs=True).remove)
-                stack.callback(block.module.register_forward_hook(self._leave).remove)
+                stack.callback(block.module.register_forward_hook(self._after_block).remove)
             if self.with_attention:
-                stack.enter_context(AttentionCatcher(self._wanted, self._receive))
+                stack.enter_context(AttentionCapture(self._expected_tokens, self._receive))
             yield
 
     # hooks of blocks
 
-    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _before_block(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         source = stream_in(args, kwargs)
         if source is None:
             raise LeadlineError(f"block {self._names[module]!r} takes no tokens (batch, tokens, width); see blocks=")
         parts = self._parts[module]
         x = self._tokens(source, parts, f"what enters block {self._names[module]!r}")
-        if self.at == 0:
+        if self.calls == 0:
             if x.shape[1] < 2:
                 raise LeadlineError("the inputs have one token a sample; similarity needs at least two")
             self.samples += x.shape[0]
             self.tokens = max(self.tokens, x.shape[1])
-            with self._measuring(x):
+            with self._measure(x):
                 self.layers[0].add_tokens(x, self._mask_for(x), self.prefix)
-        self.at += 1
-        if self.at == len(self.layers):
-            calls = self.modules.count(module) + 1
-            name = self._names[module] + (f" (call {calls})" if calls > 1 else "")
-            self.layers.append(LayerTally(self.at, name))
+        self.calls += 1
+        if self.calls == len(self.layers):
+            number = self.modules.count(module) + 1
+            name = self._names[module] + (f" (call {number})" if number > 1 else "")
+            self.layers.append(LayerStatistics(self.calls, name))
             self.modules.append(module)
-        self.stack.append(Passage(self.at, parts, x, source))
+        self.stack.append(BlockCall(self.calls, parts, x, source))
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        passage = self.stack.pop()
+    def _after_block(self, module: nn.Module, args: Any, output: Any) -> None:
+        call = self.stack.pop()
         result = stream_out(output)
         if result is None:
             raise LeadlineError(f"block {self._names[module]!r} gives no tokens (batch, tokens, width); see blocks=")
-        y = self._tokens(result, passage.parts, f"what leaves block {self._names[module]!r}")
-        tally, mask = self.layers[passage.layer], self._mask_for(y)
-        with self._measuring(y):
-            tally.add_tokens(y, mask, self.prefix)
-            if y.shape == passage.x.shape:
-                tally.add_passage(passage, y, mask)
-            if passage.caught is not None:
-                X = passage.x if passage.attention_input is None else passage.attention_input
-                if self.with_maps and self.batches == 0:
-                    self.maps[passage.layer] = heatmap(passage.caught), passage.caught.tokens
-                tally.attention.add(passage.caught, X, self._mask_for(X))
-        self.passed()
+        y = self._tokens(result, call.parts, f"what leaves block {self._names[module]!r}")
+        statistics, mask = self.layers[call.layer], self._mask_for(y)
+        with self._measure(y):
+            statistics.add_tokens(y, mask, self.prefix)
+            if y.shape == call.x.shape:
+                statistics.add_call(call, y, mask)
+            if call.attention is not None:
+                X = call.x if call.attention_input is None else call.attention_input
+                if self.with_heatmaps and self.batches == 0:
+                    self.heatmaps[call.layer] = call.attention.heatmap(), call.attention.tokens
+                statistics.attention.add(call.attention, X, self._mask_for(X))
+        self.on_block()
 
     # hooks of parts
 
-    def _normed(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _after_norm(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         source, result = stream_in(args, kwargs), stream_out(output)
         if self.stack and source is not None and result is not None:
-            passage = self.stack[-1]
+            call = self.stack[-1]
             before, after = self._copy(source), self._copy(result)
             if before is not None and after is not None:
-                passage.norms.append(Normed(passage.attended, before, after, source, result))
+                call.norms.append(NormCall(call.attended, before, after, source, result))
 
-    def _attending(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _before_attention(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.stack and not self.stack[-1].attended:
             self.stack[-1].attended = True
             self.stack[-1].attention_input = self._copy(stream_in(args, kwargs))
 
-    def _fed(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _before_mlp(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.stack and self.stack[-1].mlp_input is None:
             source = stream_in(args, kwargs)
             copy = self._copy(source)
             if copy is not None:
                 self.stack[-1].mlp_source, self.stack[-1].mlp_input = source, copy
 
-    def _wanted(self) -> int | None:
-        """How many tokens the attention to catch has; None when there is none."""
-        if self.busy or not self.stack:
+    def _expected_tokens(self) -> int | None:
+        """Return the number of tokens of the attention to capture; None if none is wanted now."""
+        if self.measuring or not self.stack:
             return None
-        passage = self.stack[-1]
-        # the first attention of a block is meant; of an implicit scheme, which iterates, the last
-        implicit = str(getattr(passage.parts.attention, "scheme", "")).startswith("backward-")
-        return None if passage.caught is not None and not implicit else passage.x.shape[1]
+        call = self.stack[-1]
+        # the first attention of a block counts; with an implicit scheme, which iterates, the last
+        implicit = str(getattr(call.parts.attention, "scheme", "")).startswith("backward-")
+        return None if call.attention is not None and not implicit else call.x.shape[1]
 
-    def _receive(self, caught: Caught) -> None:
-        if caught.batch == self.stack[-1].x.shape[0]:
-            self.stack[-1].caught = caught
+    def _receive(self, attention: CapturedAttention) -> None:
+        if attention.batch == self.stack[-1].x.shape[0]:
+            self.stack[-1].attention = attention
 
     # tokens
 
     def _tokens(self, source: Tensor, parts: Parts, what: str) -> Tensor:
-        """A copy (B, n, d) of what runs through a block, padding set to 0."""
+        """Return a copy (B, n, d) of a block's input or output with padding set to 0; ``what`` names it in errors."""
         x = as_tokens(source.detach(), parts.sequence_first)
-        if self.mask is not None and self.at == 0 and self.mask.shape != x.shape[:2]:
+        if self.mask is not None and self.calls == 0 and self.mask.shape != x.shape[:2]:
             raise LeadlineError(
                 f"the mask has shape {tuple(self.mask.shape)}; this batch has (samples, tokens) {tuple(x.shape[:2])}"
             )
@@ -237,11 +187,11 @@ class Recorder:
         return x
 
     def _copy(self, source: Tensor | None) -> Tensor | None:
-        """The same for something inside a block; None if it is not shaped like the block's tokens."""
-        passage = self.stack[-1]
-        if source is None or source.shape != passage.source.shape:
+        """Return such a copy of a tensor inside a block; None if its shape is not that of the block's input."""
+        call = self.stack[-1]
+        if source is None or source.shape != call.source.shape:
             return None
-        return self._without_padding(as_tokens(source.detach(), passage.parts.sequence_first))
+        return self._without_padding(as_tokens(source.detach(), call.parts.sequence_first))
 
     def _without_padding(self, x: Tensor) -> Tensor:
         mask = self._mask_for(x)
@@ -251,14 +201,10 @@ class Recorder:
         return self.mask if self.mask is not None and self.mask.shape == x.shape[:2] else None
 
     @contextmanager
-    def _measuring(self, x: Tensor) -> Iterator[None]:
-        self.busy = True
+    def _measure(self, x: Tensor) -> Iterator[None]:
+        self.measuring = True
         try:
-            with measuring(x.device):
+            with full_precision(x.device):
                 yield
         finally:
-            self.busy = False
-
-
-def _length(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x.double(), dim=(-2, -1))
+            self.measuring = False

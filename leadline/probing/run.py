@@ -1,4 +1,4 @@
-"""One call measures a model of any make, layer by layer, and says what follows."""
+"""The probe: one call measures a model of any make, layer by layer, and returns a report."""
 
 from __future__ import annotations
 
@@ -10,18 +10,28 @@ import torch
 from torch import Tensor, nn
 
 import leadline
-from leadline.anatomy.blocks import find_blocks, prefix_tokens, unwrap
-from leadline.anatomy.inputs import Batch, Mask, call_model, check_batch, count_batches, each_batch, padding_mask
+from leadline.anatomy.blocks import Block, find_blocks, unwrap
+from leadline.anatomy.calling import (
+    Batch,
+    Mask,
+    call_model,
+    check_batch,
+    count_batches,
+    each_batch,
+    evaluation_mode,
+    padding_mask,
+)
+from leadline.anatomy.streams import count_prefix_tokens
 from leadline.errors import LeadlineError
-from leadline.probing.guard import GradientNorms, left_as_it_was
-from leadline.probing.progress import Count, Progress
+from leadline.probing.gradients import GradientNorms, Loss, loss_of
 from leadline.probing.recorder import Recorder
 from leadline.probing.trials import CANDIDATES, try_cures
 from leadline.report.depth_report import DepthReport
-from leadline.report.layers import Heatmap
+from leadline.report.layers import Heatmap, LayerData, Verdict
 from leadline.report.verdict import judge, with_trials
 
-Loss = Callable[[Any], Tensor] | str | None
+Progress = Callable[[str, int, int | None], None]  # stage, blocks done, blocks in total if that is known
+FirstBatch = tuple[Batch, Tensor | None]  # with its padding mask
 
 
 def probe(
@@ -29,7 +39,7 @@ def probe(
     inputs: Batch | Iterable[Batch],
     *,
     blocks: str | Sequence[str] | None = None,
-    loss: Loss = None,
+    loss: Loss | None = None,
     mask: Mask = None,
     attention: bool = True,
     heatmaps: bool | Sequence[int] = False,
@@ -37,36 +47,44 @@ def probe(
     prefix: int | None = None,
     progress: Progress | None = None,
 ) -> DepthReport:
-    """Measure what every block of ``model`` does to its tokens, and say whether depth hurts.
+    """Measure what every block of a model does to its tokens, and judge whether depth hurts.
 
-    The model runs in evaluation mode and uncompiled, and is left exactly as it was: weights, gradients, modes, hooks
-    and random state.
+    The model runs in evaluation mode and uncompiled. Its weights, gradients, modes, hooks and the random state are
+    left as they were. Metrics are taken per sample, then averaged, in memory that does not grow with the number of
+    batches.
 
-    inputs     a tensor, a mapping of arguments, or an iterable of those, gone through once: figures are taken per
-               sample, then averaged, in memory that does not grow with the number of batches.
-    blocks     names of the blocks, or a pattern such as "encoder.layer.*"; found by themselves in models of
-               transformers, timm, ``nn.TransformerEncoder`` and ours.
-    loss       a function of the model's output, or "output.loss" where the model computes it from its inputs:
-               then the gradient norm of every block is measured too. Layers that share weights share one gradient.
-    mask       (B, n), True = a real token, or a function of the batch that gives it, for inputs that do not carry
-               one as ``attention_mask``, ``mask`` or ``src_key_padding_mask``. Padding stays out of every figure.
-    attention  also entropy, delta, omega and lambda_2 of the attention matrices, per head.
-    heatmaps   True (first, middle and last layer) or layers, counted from 1: keep their attention on one sample.
-    trials     where something collapses, try cures on the first batch and recommend what moved the number.
-    prefix     how many class and register tokens stand before the patches; found by itself.
-    progress   a function called as progress(what, done, total) after every block of every batch and trial.
+    Args:
+        model: Any ``torch.nn.Module``.
+        inputs: A tensor, a mapping of arguments, or an iterable of those, which is iterated over once.
+        blocks: Names of the blocks, or a pattern such as "encoder.layer.*". By default they are looked for, which
+            works for models of transformers and timm, ``nn.TransformerEncoder`` and Leadline.
+        loss: A function of the model's output, or "output.loss" if the model computes it from its inputs. The
+            gradient norm of every block is then measured too. Layers that share weights share one gradient.
+        mask: (B, n), True = a real token, or a function of the batch that returns it. It is needed for inputs that do
+            not carry an ``attention_mask``, ``mask`` or ``src_key_padding_mask``. Padding is left out of all metrics.
+        attention: Measure entropy, delta, omega and lambda_2 of the attention matrices, per head.
+        heatmaps: Keep the attention on one sample: True for the first, middle and last layer, or layers counted from 1.
+        trials: If something collapses, try cures on the first batch and recommend one that helps.
+        prefix: How many class and register tokens come before the patches; by default taken from the model.
+        progress: Called as ``progress(stage, done, total)`` after every block of every batch and trial.
+
+    Returns:
+        The report.
+
+    Raises:
+        LeadlineError: If the blocks are not found, an argument or a batch does not fit, or the model fails.
     """
     if not isinstance(model, nn.Module):
         raise LeadlineError(f"the model is a {type(model).__name__}; give a torch.nn.Module")
     module = unwrap(model)
-    found = find_blocks(module, blocks)
-    prefix = prefix_tokens(module) if prefix is None else prefix
+    block_list = find_blocks(module, blocks)
+    prefix = count_prefix_tokens(module) if prefix is None else prefix
     batches = count_batches(inputs)
-    count = Count(progress, "measuring", None if batches is None else batches * len(found))
-    recorder = Recorder(found, attention=attention, prefix=prefix, maps=heatmaps is not False, passed=count)
-    gradients = None if loss is None else _gradients(module, [block.module for block in found])
-    first: tuple[Batch, Tensor | None] | None = None
-    with left_as_it_was(module):
+    count = ProgressCount(progress, "measuring", None if batches is None else batches * len(block_list))
+    recorder = Recorder(block_list, attention=attention, prefix=prefix, heatmaps=heatmaps is not False, on_block=count)
+    gradients = None if loss is None else GradientNorms([block.module for block in block_list])
+    first: FirstBatch | None = None
+    with evaluation_mode(module):
         for batch in each_batch(inputs):
             check_batch(module, batch)
             real = padding_mask(batch, mask)
@@ -75,56 +93,81 @@ def probe(
             with recorder.attached(), torch.set_grad_enabled(loss is not None):
                 output = call_model(module, batch)
             recorder.finish()
-            if gradients is not None:
-                norms = gradients.measure(_loss_of(output, loss))
-                for tally, block in zip(recorder.layers[1:], recorder.modules, strict=True):
-                    if block in norms:
-                        tally.gradient.add(norms[block])
+            if loss is not None and gradients is not None:
+                _add_gradients(recorder, gradients.measure(loss_of(output, loss)))
             del output
-        layers = [tally.figures() for tally in recorder.layers]
+        layers = [statistics.layer_data() for statistics in recorder.layers]
         verdict = judge(layers)
         if trials and verdict.kind != "no collapse" and first is not None:
-            names = [block.name for block in found]
-            about_entropy = verdict.kind == "entropy collapse"
-            count = Count(progress, "trying cures", (1 + len(CANDIDATES)) * (len(layers) - 1))
-            before, tried = try_cures(module, names, *first, entropy=about_entropy, passed=count)
-            verdict = with_trials(verdict, layers, tried, before)
-    last = len(layers) - 1
-    shown = {1, (last + 1) // 2, last} if isinstance(heatmaps, bool) else set(heatmaps)
-    if not shown <= set(range(1, last + 1)):
-        raise LeadlineError(f"heatmaps names layers {sorted(shown)}; this model's layers are 1 to {last}")
-    maps = [
+            verdict = _try_cures(module, block_list, first, layers, verdict, progress)
+    settings = _settings(module, recorder, padding=first is not None and first[1] is not None)
+    return DepthReport(type(module).__name__, settings, layers, verdict, _heatmaps(recorder, heatmaps))
+
+
+class ProgressCount:
+    """Counts blocks and reports each to a progress function.
+
+    If there are more blocks than ``total`` (layers that share a block), the total is reported as unknown.
+
+    Args:
+        progress: The function to call, or None.
+        stage: What is being done.
+        total: Expected number of blocks, or None if unknown.
+    """
+
+    def __init__(self, progress: Progress | None, stage: str, total: int | None) -> None:
+        self.progress, self.stage, self.total = progress, stage, total
+        self.done = 0
+
+    def __call__(self) -> None:
+        """Count one block."""
+        self.done += 1
+        if self.total is not None and self.done > self.total:
+            self.total = None
+        if self.progress is not None:
+            self.progress(self.stage, self.done, self.total)
+
+
+def _add_gradients(recorder: Recorder, norms: dict[nn.Module, Tensor]) -> None:
+    """Add the gradient norms of one batch to the layers whose blocks have one."""
+    for statistics, block in zip(recorder.layers[1:], recorder.modules, strict=True):
+        if block in norms:
+            statistics.gradient.add(norms[block])
+
+
+def _try_cures(
+    module: nn.Module,
+    blocks: list[Block],
+    first: FirstBatch,
+    layers: list[LayerData],
+    verdict: Verdict,
+    progress: Progress | None,
+) -> Verdict:
+    """Try the candidate cures on the first batch and complete the verdict with them."""
+    batch, mask = first
+    count = ProgressCount(progress, "trying cures", (1 + len(CANDIDATES)) * (len(layers) - 1))
+    names = [block.name for block in blocks]
+    about_entropy = verdict.kind == "entropy collapse"
+    before, trials = try_cures(module, names, batch, mask, entropy=about_entropy, on_block=count)
+    return with_trials(verdict, layers, trials, before)
+
+
+def _heatmaps(recorder: Recorder, layers: bool | Sequence[int]) -> list[Heatmap]:
+    """Return the heat maps of the chosen layers; of the first, middle and last one if ``layers`` is True."""
+    last = len(recorder.layers) - 1
+    chosen = {1, (last + 1) // 2, last} if isinstance(layers, bool) else set(layers)
+    if not chosen <= set(range(1, last + 1)):
+        raise LeadlineError(f"heatmaps names layers {sorted(chosen)}; this model's layers are 1 to {last}")
+    return [
         Heatmap(layer, head, weights.tolist(), tokens)
-        for layer, (heads, tokens) in recorder.maps.items()
-        if layer in shown
+        for layer, (heads, tokens) in recorder.heatmaps.items()
+        if layer in chosen
         for head, weights in enumerate(heads)
     ]
-    return DepthReport(type(module).__name__, _settings(module, recorder, first), layers, verdict, maps)
 
 
-def _gradients(module: nn.Module, blocks: list[nn.Module]) -> GradientNorms:
-    gradients = GradientNorms(blocks)
-    if not gradients.weights:
-        raise LeadlineError(
-            "loss is given but no block has a weight that requires a gradient; unfreeze one or drop loss"
-        )
-    return gradients
-
-
-def _loss_of(output: Any, loss: Loss) -> Tensor:
-    value = loss(output) if callable(loss) else getattr(output, "loss", None)
-    if isinstance(loss, str) and loss != "output.loss":
-        raise LeadlineError(f"loss is {loss!r}; give a function of the model's output, or 'output.loss'")
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-        given = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise LeadlineError(
-            f"the loss is {given}; it must be one number that depends on the weights "
-            "(with 'output.loss' the inputs must hold labels)"
-        )
-    return value
-
-
-def _settings(module: nn.Module, recorder: Recorder, first: tuple[Batch, Tensor | None] | None) -> dict[str, Any]:
+def _settings(module: nn.Module, recorder: Recorder, padding: bool) -> dict[str, Any]:
+    """Return what was measured and how, for the report."""
     parameter = next(module.parameters(), None)
     versions = {"leadline": leadline.__version__, "torch": torch.__version__}
     for library in ("transformers", "timm"):
@@ -135,10 +178,10 @@ def _settings(module: nn.Module, recorder: Recorder, first: tuple[Batch, Tensor 
         "batches": recorder.batches,
         "tokens": recorder.tokens,
         "prefix_tokens": recorder.prefix,
-        "padding": first is not None and first[1] is not None,
+        "padding": padding,
         "parameters": sum(p.numel() for p in module.parameters()),
         "dtype": str(parameter.dtype).removeprefix("torch.") if parameter is not None else None,
         "device": str(parameter.device) if parameter is not None else None,
-        "attention_seen": sum(tally.attention.entropies is not None for tally in recorder.layers),
+        "attention_seen": sum(statistics.attention.entropies is not None for statistics in recorder.layers),
         "versions": versions,
     }

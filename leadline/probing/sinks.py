@@ -1,4 +1,4 @@
-"""Where a watched training run writes its rows."""
+"""Sinks for the rows of a watched training run: CSV, JSON lines, TensorBoard, W&B, functions."""
 
 from __future__ import annotations
 
@@ -14,22 +14,32 @@ from typing import Any, Protocol, TextIO
 from leadline.errors import LeadlineError, need
 from leadline.files import whole
 
-Row = dict[str, Any]  # step, layer, name, and a number by figure
+Row = dict[str, Any]  # step, layer, name, and a number for each metric
 Write = Callable[[list[Row]], None]
 
 
 class Sink(Protocol):
-    def write(self, rows: list[Row]) -> None:
-        """The rows of one step, a layer each."""
+    """What rows are written to."""
 
-    def close(self) -> None: ...
+    def write(self, rows: list[Row]) -> None:
+        """Write the rows of one step, one per layer."""
+
+    def close(self) -> None:
+        """Close files and connections."""
 
 
 Target = str | os.PathLike[str] | Write | Sink
 
 
 def open_sinks(to: Target | Iterable[Target] | None) -> list[Sink]:
-    """A file .csv or .jsonl, "tensorboard:FOLDER", "wandb", a function of the rows, or several of these."""
+    """Open the sinks named by ``to``.
+
+    Args:
+        to: A file .csv or .jsonl, "tensorboard:FOLDER", "wandb", a function of the rows, or several of these.
+
+    Raises:
+        LeadlineError: If it is none of them, or what it needs is not installed.
+    """
     if to is None:
         return []
     if isinstance(to, (str, os.PathLike)) or callable(to) or hasattr(to, "write"):
@@ -73,7 +83,7 @@ def _append_to(file: Path) -> TextIO:
 
 
 class _Csv:
-    """A line a layer and step, appended; a file that goes on keeps its columns, and gets those that it lacks."""
+    """Appends a line per layer and step. An existing file keeps its columns, and gets those that it lacks."""
 
     def __init__(self, file: Path) -> None:
         self.path = file
@@ -88,7 +98,7 @@ class _Csv:
         self.file.flush()
 
     def _widen(self, new: list[str]) -> None:
-        """Write the file again with more columns, empty in the rows that it has."""
+        """Rewrite the file with more columns, empty in the existing rows."""
         self.columns += new
         self.file.close()
         with self.path.open(encoding="utf-8", newline="") as stream:
@@ -131,7 +141,7 @@ class _TensorBoard:
 
 
 class _WandB:
-    """Into the run that is active."""
+    """Logs to the active run of Weights & Biases."""
 
     def __init__(self) -> None:
         try:
@@ -142,7 +152,7 @@ class _WandB:
             raise LeadlineError("to is 'wandb' and no run is active; call wandb.init() first")
 
     def write(self, rows: list[Row]) -> None:
-        # its own axis: the training loop counts steps too, and W&B takes each step once
+        # an axis of its own: the training loop logs steps too, and W&B accepts each step once
         values = {name: value for name, value, _ in _scalars(rows)}
         self.wandb.log({**values, "depth/step": rows[0]["step"]})
 
@@ -151,8 +161,8 @@ class _WandB:
 
 
 def _scalars(rows: list[Row]) -> Iterable[tuple[str, float, int]]:
-    """depth/similarity/layer_003, its value, the step."""
+    """Yield each metric as a name such as depth/similarity/layer_003, its value and the step."""
     for row in rows:
-        for figure, value in row.items():
-            if figure not in ("step", "layer", "name") and value is not None:
-                yield f"depth/{figure}/layer_{row['layer']:03d}", value, row["step"]
+        for metric, value in row.items():
+            if metric not in ("step", "layer", "name") and value is not None:
+                yield f"depth/{metric}/layer_{row['layer']:03d}", value, row["step"]

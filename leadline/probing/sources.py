@@ -1,4 +1,4 @@
-"""A model and example inputs from one word on the command line."""
+"""Opens the model that one word on the command line names, and makes example inputs for it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from leadline.anatomy.blocks import find_blocks
-from leadline.anatomy.inputs import first_line
+from leadline.anatomy.calling import first_line
+from leadline.data import load_digits
+from leadline.data.hub import quiet_hub
 from leadline.data.text.tokenizers import load_tokenizer, tokenizer_home
 from leadline.errors import LeadlineError, need, unknown_name
+from leadline.loading import load
+from leadline.models import MODELS, create_model
 from leadline.models.base import Model
+from leadline.models.io import model_folder
 
 Inputs = dict[str, Any] | Tensor
 
@@ -40,23 +45,28 @@ def open_model(
     pretrained: str | Path | None = None,
     say: Callable[[str], None] = lambda words: None,
 ) -> tuple[nn.Module, Any]:
-    """A model in evaluation mode, and inputs for it.
+    """Return a model in evaluation mode, and inputs for it.
 
-    spec  one of
-      vit_tiny, bert_base, ...   a name of ``leadline.list_models()``
-      bert, gpt2, vit, ...       a model type of transformers, its default configuration, freshly initialised
-      timm:NAME                  a model of timm, freshly initialised
-      path/to/folder             the same as pretrained
-      path/to/file.py:FUNCTION   a function that returns a model, or a model and its inputs; with ``depth`` it is
-                                 called as FUNCTION(depth=depth)
-    depth       number of layers instead of the usual one.
-    pretrained  a folder with weights: of transformers (spec is then its model type, or left out), or of ours; or
-                that of a training run, whose best checkpoint is taken.
-    say         is told which inputs of ours were taken, where the model brings none.
+    Weights are drawn after ``torch.manual_seed(0)``. If the model brings no inputs, they are two samples: token ids of
+    our own text if the folder has a tokenizer, otherwise 128 random token ids, or scikit-learn's digits scaled to the
+    size of an image model.
 
-    Weights are drawn after ``torch.manual_seed(0)``. Inputs are two samples: 128 token ids drawn evenly with seed 0;
-    a page of our own text if the folder brings its tokenizer; scikit-learn's digits, scaled to the size of an image
-    model and to mean 0 and deviation 1.
+    Args:
+        spec: What to open, one of
+
+            - a name of ``leadline.list_models()``, such as vit_tiny;
+            - a model type of transformers, such as bert, in its default configuration and freshly initialised;
+            - timm:NAME, a model of timm, freshly initialised;
+            - a folder, the same as ``pretrained``;
+            - path/to/file.py:FUNCTION, a function that returns a model, or a model and its inputs; with ``depth`` it
+              is called as FUNCTION(depth=depth).
+        depth: Number of layers instead of the usual one.
+        pretrained: A folder with weights of transformers (``spec`` is then its model type, or None) or of Leadline, or
+            the folder of a training run, whose best checkpoint is taken.
+        say: Called with a description of the inputs, if the model brings none.
+
+    Raises:
+        LeadlineError: If the model cannot be opened, or an argument does not apply to it.
     """
     if depth is not None and depth < 1:
         raise LeadlineError(f"depth is {depth}; it must be at least 1")
@@ -89,7 +99,11 @@ def open_model(
 
 
 def example_inputs(model: nn.Module) -> Inputs:
-    """Two samples that ``model`` takes, as told by its configuration."""
+    """Return two samples that a model takes, made from its configuration.
+
+    Raises:
+        LeadlineError: If the configuration does not describe the inputs.
+    """
     config: Any = getattr(model, "config", None)
     if hasattr(model, "pretrained_cfg"):  # timm
         channels, height, width = model.pretrained_cfg["input_size"]  # type: ignore[index]
@@ -115,14 +129,13 @@ def example_inputs(model: nn.Module) -> Inputs:
 
 
 def _ids(vocabulary: int, limit: int) -> Tensor:
+    """Return random token ids (2, up to 128)."""
     generator = torch.Generator().manual_seed(_SEED)
     return torch.randint(0, vocabulary, (SAMPLES, min(TOKENS, limit)), generator=generator)
 
 
 def _images(channels: int, height: int, width: int) -> Tensor:
-    """(2, channels, height, width): handwritten digits, each image of mean 0 and deviation 1."""
-    from leadline.data import load_digits
-
+    """Return handwritten digits (2, channels, height, width), each image of mean 0 and standard deviation 1."""
     images = load_digits(_SEED)[0].images[:SAMPLES]
     images = nn.functional.interpolate(images, (height, width), mode="bilinear")
     images = (images - images.mean((1, 2, 3), keepdim=True)) / images.std((1, 2, 3), keepdim=True)
@@ -130,8 +143,6 @@ def _images(channels: int, height: int, width: int) -> Tensor:
 
 
 def _from_name(name: str, depth: int | None) -> nn.Module:
-    from leadline.models import MODELS, create_model
-
     if name in MODELS:
         return create_model(name, **({} if depth is None else {"depth": depth}))
     transformers = need("transformers", "hub")
@@ -148,13 +159,13 @@ def _from_name(name: str, depth: int | None) -> nn.Module:
         config.num_hidden_layers = depth
         if hasattr(config, "num_decoder_layers"):
             config.num_decoder_layers = depth
-        if hasattr(config, "layer_types"):  # one entry a layer, made for the old number
+        if hasattr(config, "layer_types"):  # a list with an entry per layer, made for the default depth
             settings = {key: value for key, value in config.to_dict().items() if key != "layer_types"}
             config = type(config).from_dict(settings)
     try:
         with torch.device("meta"):
-            sketch = transformers.AutoModel.from_config(config)
-            size, blocks = sum(p.numel() for p in sketch.parameters()), len(find_blocks(sketch))
+            skeleton = transformers.AutoModel.from_config(config)
+            size, blocks = sum(p.numel() for p in skeleton.parameters()), len(find_blocks(skeleton))
     except LeadlineError:
         raise
     except ValueError as error:
@@ -172,8 +183,8 @@ def _from_name(name: str, depth: int | None) -> nn.Module:
 def _from_timm(name: str, depth: int | None) -> nn.Module:
     timm = need("timm", "timm")
     if name not in timm.list_models():
-        begin = [known for known in timm.list_models() if name and known.startswith(name)]
-        near = sorted(begin, key=len)[:3] or difflib.get_close_matches(name, timm.list_models(), n=3)
+        longer = [known for known in timm.list_models() if name and known.startswith(name)]
+        near = sorted(longer, key=len)[:3] or difflib.get_close_matches(name, timm.list_models(), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "timm.list_models() has the names"
         raise LeadlineError(f"unknown timm model {name!r}; {hint}")
     try:
@@ -199,20 +210,18 @@ def _from_file(spec: str, depth: int | None) -> tuple[nn.Module, Any]:
         raise LeadlineError(f"{file} cannot be run: {first_line(error)}") from error
     build = getattr(module, function, None)
     if not callable(build):
-        found = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise unknown_name(f"function of {file}", function, found)
+        functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        raise unknown_name(f"function of {file}", function, functions)
     if depth is not None and "depth" not in inspect.signature(build).parameters:
         raise LeadlineError(f"{function} in {file} takes no depth; leave out depth, or give it that argument")
-    from leadline.data.hub import quiet_hub
-
     try:
-        with quiet_hub():  # it may ask the hub for a model
-            built = build() if depth is None else build(depth=depth)
+        with quiet_hub():  # the function may load a model from the hub
+            result = build() if depth is None else build(depth=depth)
     except LeadlineError:
         raise
     except Exception as error:
         raise LeadlineError(f"{function} in {file} failed: {first_line(error)}") from error
-    model, inputs = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
+    model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(model, nn.Module):
         raise LeadlineError(
             f"{function} in {file} returns {type(model).__name__}; it must return a model, or model, inputs"
@@ -220,11 +229,8 @@ def _from_file(spec: str, depth: int | None) -> tuple[nn.Module, Any]:
     return model, inputs
 
 
-def _from_folder(given: Path, spec: str | None) -> tuple[nn.Module, Any]:
-    from leadline.loading import load
-    from leadline.models.io import model_folder
-
-    folder = model_folder(given)
+def _from_folder(path: Path, spec: str | None) -> tuple[nn.Module, Any]:
+    folder = model_folder(path)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -234,8 +240,8 @@ def _from_folder(given: Path, spec: str | None) -> tuple[nn.Module, Any]:
             f"{folder} is no checkpoint: its config.json holds a {type(config).__name__}, not a mapping"
         )
     if "leadline" in config:
-        built = load(folder)
-        return built, _ids_of_text(folder, built)
+        own = load(folder)
+        return own, _ids_of_text(folder, own)
     kind = config.get("model_type")
     if spec is not None and kind != spec:
         raise LeadlineError(f"{folder} holds a model of type {kind!r}, not {spec!r}; name that type")
@@ -244,11 +250,11 @@ def _from_folder(given: Path, spec: str | None) -> tuple[nn.Module, Any]:
         model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers has no one kind of error for a damaged folder
         raise LeadlineError(f"{folder} cannot be loaded by transformers: {first_line(error)}") from error
-    return model, _own_text(transformers, folder, model)
+    return model, _encoded_text(transformers, folder, model)
 
 
 def _ids_of_text(folder: Path, model: nn.Module) -> Tensor | None:
-    """Text through the tokenizer of one of our models, if it has one: (2, up to 128)."""
+    """Return ids (2, up to 128) of our text by the tokenizer of one of our models, if it has one."""
     config: Any = model.config
     home = tokenizer_home(folder)
     if home is None or not isinstance(model, Model) or not hasattr(config, "vocab_size"):
@@ -261,15 +267,15 @@ def _ids_of_text(folder: Path, model: nn.Module) -> Tensor | None:
     return torch.stack([row[:length] for row in rows]) if length > 1 else None
 
 
-def _own_text(transformers: Any, folder: Path, model: nn.Module) -> Inputs | None:
-    """Text through the checkpoint's own tokenizer, if it has one."""
+def _encoded_text(transformers: Any, folder: Path, model: nn.Module) -> Inputs | None:
+    """Return our text encoded by the tokenizer of a checkpoint of transformers, if it has one."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")):
         return None
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    taken = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(model.forward).parameters
     encoded = tokenizer(
         list(TEXT), return_tensors="pt", truncation=True, max_length=TOKENS, padding=tokenizer.pad_token is not None
     )
-    return {name: value for name, value in encoded.items() if name in taken}
+    return {name: value for name, value in encoded.items() if name in parameters}

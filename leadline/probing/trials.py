@@ -1,4 +1,4 @@
-"""Candidate cures, each tried on the same batch: a recommendation is a measurement."""
+"""Tries candidate cures, one after the other, on the same batch and measures what they change."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from leadline.anatomy.blocks import find_blocks
-from leadline.anatomy.inputs import Batch, call_model
+from leadline.anatomy.calling import Batch, call_model
+from leadline.curing import cure as apply_cure
+from leadline.curing import uncure
 from leadline.errors import LeadlineError
 from leadline.models import Model
-from leadline.probing.light import LightRecorder
+from leadline.probing.basic_recorder import BasicRecorder
 from leadline.report.layers import Trial
 
-# the mildest first: of those that help alike, the first is recommended
+# the mildest first: of those about equally good, the first is recommended
 CANDIDATES: dict[str, dict[str, float]] = {
     "alpha .5": {"alpha": 0.5},
     "alpha' .5": {"alpha_prime": 0.5},
@@ -33,14 +35,23 @@ def try_cures(
     mask: Tensor | None,
     entropy: bool = False,
     candidates: Mapping[str, Mapping[str, float]] = CANDIDATES,
-    passed: Callable[[], None] = lambda: None,
+    on_block: Callable[[], None] = lambda: None,
 ) -> tuple[Trial, list[Trial]]:
-    """The batch as it is, and with each candidate; the model is as before after each of them.
+    """Run one batch without a cure and with each candidate; the model is restored after each.
 
-    ``names`` are the blocks; ``passed`` is called after each of them. Whether a candidate ``helps`` is for the verdict
-    to say.
+    Args:
+        model: The model, in evaluation mode.
+        names: Names of its blocks.
+        batch: The batch.
+        mask: Its padding mask (B, n), True = a real token.
+        entropy: Measure attention entropy too.
+        candidates: Arguments of ``leadline.cure`` by the name of the trial.
+        on_block: Called after every block.
+
+    Returns:
+        The trial without a cure and those of the candidates. Their ``helps`` is still False; the verdict sets it.
     """
-    before = _run(model, "as it is", {}, names, batch, mask, entropy, passed)
+    before = _run(model, "as it is", {}, names, batch, mask, entropy, on_block)
     trials = []
     own = _strengths(model)
     for name, cure in candidates.items():
@@ -48,14 +59,14 @@ def try_cures(
             with cured(model, **cure) as patient:
                 if own is not None and _strengths(patient) == own:
                     raise LeadlineError("the model has it already")
-                trials.append(_run(patient, name, dict(cure), names, batch, mask, entropy, passed))
+                trials.append(_run(patient, name, dict(cure), names, batch, mask, entropy, on_block))
         except LeadlineError as error:
             trials.append(Trial(name, dict(cure), [], False, error=str(error)))
     return before, trials
 
 
 def _strengths(model: nn.Module) -> Any:
-    """What a cure changes in one of our models; None: it is not ours."""
+    """Return the settings that a cure changes in one of our models; None for a model of another make."""
     if not isinstance(model, Model):
         return None
     config = model.config
@@ -64,10 +75,8 @@ def _strengths(model: nn.Module) -> Any:
 
 @contextmanager
 def cured(model: nn.Module, **strengths: float) -> Iterator[nn.Module]:
-    """The model with a cure, in place, for as long as the context lasts."""
-    from leadline.curing import cure, uncure
-
-    cure(model, **cast(Any, strengths))
+    """Cure a model in place, and undo it on exit."""
+    apply_cure(model, **cast(Any, strengths))
     try:
         yield model
     finally:
@@ -82,13 +91,14 @@ def _run(
     batch: Batch,
     mask: Tensor | None,
     entropy: bool,
-    passed: Callable[[], None],
+    on_block: Callable[[], None],
 ) -> Trial:
-    recorder = LightRecorder(find_blocks(model, names), entropy, passed)
+    """Run the batch once and return its metrics as a trial."""
+    recorder = BasicRecorder(find_blocks(model, names), entropy, on_block)
     with torch.no_grad(), recorder.attached():
         recorder.start(mask)
         call_model(model, batch)
-    similarity = recorder.similarity()
+    similarity = recorder.metrics()["similarity"]
     if any(value != value for value in similarity):
         return Trial(name, cure, [], False, error="it makes NaN")
     return Trial(name, cure, similarity, False, entropy=recorder.entropy_by_layer() if entropy else None)

@@ -1,4 +1,4 @@
-"""Watching a training run: every k steps, a few figures of each block from the forward pass that runs anyway."""
+"""Watches a training run: every k steps, four metrics of each block from its forward pass."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ import torch
 from torch import Tensor, nn
 
 from leadline.anatomy.blocks import find_blocks, unwrap
-from leadline.anatomy.inputs import padding_mask
+from leadline.anatomy.calling import padding_mask, uncompiled
 from leadline.errors import LeadlineError
 from leadline.ops.backends import use_backend
-from leadline.probing.guard import uncompiled
-from leadline.probing.light import LightRecorder
+from leadline.probing.basic_recorder import BasicRecorder
 from leadline.probing.sinks import Row, Target, open_sinks
 
 
 class CollapseError(LeadlineError):
-    """Similarity after the last layer reached ``stop_at``."""
+    """Raised when similarity after the last layer reaches ``stop_at``."""
 
 
 class Watcher:
-    """Measures the first forward pass of every k-th step; see ``watch``."""
+    """Measures the first forward pass of every k-th step; see ``watch`` for its options.
+
+    Attributes:
+        at: The step that is running.
+        stop: Whether similarity has reached ``stop_at``.
+        last: The rows measured last, or None.
+    """
 
     def __init__(
         self,
@@ -42,16 +47,16 @@ class Watcher:
             raise LeadlineError(f"stop_at is {stop_at}; it is a similarity, above 0 and at most 1")
         self.every, self.stop_at, self.raises = every, stop_at, raises
         self.model = unwrap(model)
-        self.recorder = LightRecorder(find_blocks(self.model, blocks), entropy)
+        self.recorder = BasicRecorder(find_blocks(self.model, blocks), entropy)
         self.sinks = open_sinks(to) if _is_main_process() else []
-        self.at = 0  # the step that runs
+        self.at = 0
         self.stop = False
-        self.last: list[Row] | None = None  # the rows measured last
+        self.last: list[Row] | None = None
         names = [block.name for block in self.recorder.blocks]
-        self._around = [m for name, m in self.model.named_modules() if not name or _above(name, names)]
-        self._armed: ExitStack | None = None  # takes the hooks away
-        self._attached: ExitStack | None = None  # takes the hooks of the blocks away
-        self._inside = 0  # calls of modules around the blocks that have not ended
+        self._ancestors = [m for name, m in self.model.named_modules() if not name or _contains_block(name, names)]
+        self._step_hooks: ExitStack | None = None  # removes the hooks of the ancestors of blocks
+        self._block_hooks: ExitStack | None = None  # removes the hooks of the blocks
+        self._open_calls = 0  # calls of ancestors that have not ended
         self._measured = False
 
     def __enter__(self) -> Watcher:
@@ -62,41 +67,48 @@ class Watcher:
         self.close()
 
     def step(self) -> list[Row] | None:
-        """A training step ended; returns its rows if it was measured."""
+        """End a training step and begin the next.
+
+        Returns:
+            The rows of the step, one per layer, if it was measured.
+
+        Raises:
+            CollapseError: If similarity has reached ``stop_at`` and ``raises`` is set.
+        """
         rows = self.end()
         self.begin(self.at + 1)
         return rows
 
     def begin(self, step: int) -> None:
-        """The step numbered ``step`` begins; sets the hooks if it is to be measured."""
+        """Begin the step numbered ``step``, and attach the hooks if it is to be measured."""
         self.at = step
         measured = self.last is not None and self.last[0]["step"] == step  # an earlier part of an accumulated batch
-        if step % self.every or self._armed is not None or self.stop or measured:
+        if step % self.every or self._step_hooks is not None or self.stop or measured:
             return
-        self._armed, self._measured, self._inside = ExitStack(), False, 0
-        self._armed.enter_context(uncompiled())
-        if self.recorder.entropy:  # until the step ends: what a forward pass carried, its backward pass must read
-            self._armed.enter_context(use_backend("reference"))
-        for module in self._around:  # training code may call any of these: the model, or its encoder
+        self._step_hooks, self._measured, self._open_calls = ExitStack(), False, 0
+        self._step_hooks.enter_context(uncompiled())
+        if self.recorder.entropy:  # until the step ends, so that the backward pass uses the same kernels
+            self._step_hooks.enter_context(use_backend("reference"))
+        for module in self._ancestors:  # training code may call any of these: the model, or its encoder
             before = module.register_forward_pre_hook(self._start, with_kwargs=True, prepend=True)
             after = module.register_forward_hook(self._finish, always_call=True)
-            self._armed.callback(before.remove)
-            self._armed.callback(after.remove)
+            self._step_hooks.callback(before.remove)
+            self._step_hooks.callback(after.remove)
 
     def end(self) -> list[Row] | None:
-        """The step ended: takes the hooks away, writes what they saw."""
-        armed, self._armed = self._armed, None
-        if armed is None:
+        """End the step: remove the hooks and write their metrics; the return value is that of ``step``."""
+        hooks, self._step_hooks = self._step_hooks, None
+        if hooks is None:
             return None
-        armed.close()
+        hooks.close()
         if not self._measured:
             return None
-        figures = self.recorder.figures()
+        metrics = self.recorder.metrics()
         entropy = self.recorder.entropy_by_layer() if self.recorder.entropy else None
         rows: list[Row] = []
         for layer, name in enumerate(self.recorder.layer_names):
             row: Row = {"step": self.at, "layer": layer, "name": name}
-            row.update((figure, values[layer]) for figure, values in figures.items())
+            row.update((metric, values[layer]) for metric, values in metrics.items())
             if self.recorder.entropy:
                 row["entropy"] = entropy[layer - 1] if entropy is not None and layer else None
             rows.append(row)
@@ -114,32 +126,32 @@ class Watcher:
         return rows
 
     def close(self) -> None:
-        """Take away what is left of the hooks and close the files."""
-        armed, self._armed = self._armed, None
-        if armed is not None:
-            armed.close()
+        """Remove the hooks that are left and close the sinks."""
+        hooks, self._step_hooks = self._step_hooks, None
+        if hooks is not None:
+            hooks.close()
         for sink in self.sinks:
             sink.close()
         self.sinks = []
 
     def _start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._inside += 1
-        if self._inside == 1 and not self._measured:
+        self._open_calls += 1
+        if self._open_calls == 1 and not self._measured:
             self.recorder.start(_mask_of(kwargs))
-            self._attached = ExitStack()
-            self._attached.enter_context(self.recorder.attached())
+            self._block_hooks = ExitStack()
+            self._block_hooks.enter_context(self.recorder.attached())
 
     def _finish(self, module: nn.Module, args: Any, output: Any) -> None:
-        """A forward pass ended, well or not. What activation checkpointing runs again later is not measured."""
-        self._inside -= 1
-        if self._inside == 0 and self._attached is not None:
-            self._attached.close()
-            self._attached = None
+        """End a forward pass, also one that failed. What activation checkpointing runs again later is not measured."""
+        self._open_calls -= 1
+        if self._open_calls == 0 and self._block_hooks is not None:
+            self._block_hooks.close()
+            self._block_hooks = None
             self._measured = bool(self.recorder.rows)
 
 
 def watch(model: nn.Module, **options: Any) -> Watcher:
-    """Watch a plain training loop:
+    """Watch a training loop.
 
         with leadline.probing.watch(model, every=50, to="depth.csv", stop_at=.99) as watcher:
             for batch in loader:
@@ -148,24 +160,32 @@ def watch(model: nn.Module, **options: Any) -> Watcher:
                 if watcher.stop:
                     break
 
-    The first forward pass of steps 0, k, 2k, ... is measured where it runs, with the batch, the mode and the dropout
-    of training: token similarity, diversity, cosine and norm after every block, in nats the entropy of attention
-    where wanted. At the other steps there are no hooks at all. Compiled code runs uncompiled at measured steps.
+    The first forward pass of steps 0, k, 2k, ... is measured while it runs, with the batch, the mode and the dropout
+    of training. Metrics are token similarity, diversity, cosine and norm after every block. At the other steps there
+    are no hooks. Compiled code runs uncompiled at measured steps. With several processes each measures and the first
+    writes.
 
-    every    steps between two measurements.
-    to       a file .csv or .jsonl, "tensorboard:FOLDER", "wandb" (the active run), a function that takes the rows of
-             a step, or a list of these. One row a layer: step, layer, name and the figures.
-    blocks   names of the blocks, as for ``probe``.
-    entropy  also the attention entropy, which costs about as much as the attention itself, without a fused kernel.
-    stop_at  similarity after the last layer at which ``watcher.stop`` becomes True, or, with ``raises=True``,
-             ``CollapseError`` is raised.
+    Args:
+        model: Any ``torch.nn.Module``.
+        every: Steps between two measurements.
+        to: A file .csv or .jsonl, "tensorboard:FOLDER", "wandb" (the active run), a function that takes the rows of a
+            step, or a list of these. There is a row per layer: step, layer, name and the metrics.
+        blocks: Names of the blocks, as for ``probe``.
+        entropy: Measure attention entropy in nats too. It costs about as much as the attention itself, and attention
+            then runs without a fused kernel.
+        stop_at: Similarity after the last layer at which ``watcher.stop`` becomes True.
+        raises: Raise ``CollapseError`` instead.
 
-    Several processes: each measures, the first writes.
+    Returns:
+        The watcher, a context manager.
+
+    Raises:
+        LeadlineError: If an option does not fit, or the blocks are not found.
     """
     return Watcher(model, **options)
 
 
-def _above(name: str, blocks: Sequence[str]) -> bool:
+def _contains_block(name: str, blocks: Sequence[str]) -> bool:
     return any(block.startswith(f"{name}.") for block in blocks)
 
 
@@ -174,7 +194,7 @@ def _mask_of(kwargs: dict[str, Any]) -> Tensor | None:
         return None
     try:
         return padding_mask(kwargs)
-    except LeadlineError:  # a mask of another shape says nothing about padding; training goes on
+    except LeadlineError:  # a mask of another shape is not about padding; training goes on
         return None
 
 

@@ -1,4 +1,4 @@
-"""The report of a probe: figures, verdict, and how they are shown and kept."""
+"""DepthReport, the result of a probe: its table, and how it is saved and read."""
 
 from __future__ import annotations
 
@@ -17,24 +17,37 @@ from rich.console import Console
 from rich.table import Table
 
 from leadline.errors import LeadlineError
-from leadline.report import layers as figures
-from leadline.report.layers import Figures
+from leadline.files import whole
+from leadline.report import layers as report_data
+from leadline.report.html.page import render_page
+from leadline.report.layers import LayerData, ReportData
+from leadline.report.paper import render_figure
 
-_KINDS = (".html", ".json", ".png", ".svg", ".pdf")
-_SHOWN = 24  # rows of the table before it leaves some out
+_SUFFIXES = (".html", ".json", ".png", ".svg", ".pdf")
+_MOST_ROWS = 24  # of the table, unless every layer is asked for
 
 
 @dataclass(repr=False)
-class DepthReport(Figures):
-    """What ``probe`` hands back. ``print(report)`` shows the verdict and a table."""
+class DepthReport(ReportData):
+    """The result of ``leadline.probe``. ``print(report)`` shows the verdict and a table.
+
+    Attributes:
+        model: Name of the model's class.
+        settings: What was measured and how: samples, tokens, dtype, device, versions.
+        layers: Metrics by layer, a ``LayerData`` each; index 0 is the input of the first block.
+        verdict: What the metrics mean, in words and as data.
+        heatmaps: Attention weights of a few layers, if they were asked for.
+    """
 
     def table(self, every_layer: bool = False, brief: bool = False) -> Table:
-        """A row per layer, for ``rich``; of a deep model some of them unless ``every_layer``.
+        """Return a table for ``rich`` with a row per layer.
 
-        ``brief`` keeps the columns that fit a narrow terminal.
+        Args:
+            every_layer: Show all layers; otherwise a deep model shows 24 of them.
+            brief: Show only the columns that fit a narrow terminal.
         """
         table = Table(title=f"{self.model}, layer by layer", title_justify="left")
-        columns: dict[str, Callable[[figures.LayerFigures], float | None]] = {
+        columns: dict[str, Callable[[LayerData], float | None]] = {
             "similarity": lambda x: x.similarity,
             "patches": lambda x: x.similarity_patches,
             "diversity": lambda x: x.diversity,
@@ -57,16 +70,16 @@ class DepthReport(Figures):
         table.add_column("layer", justify="right")
         for name in columns:
             table.add_column(name, justify="right")
-        for layer in self.layers if every_layer else self._some():
+        for layer in self.layers if every_layer else self._evenly_spaced_layers():
             label = "input" if layer.index == 0 else str(layer.index)
             table.add_row(label, *(_cell(get(layer)) for get in columns.values()))
         return table
 
-    def _some(self) -> list[figures.LayerFigures]:
-        if len(self.layers) <= _SHOWN:
+    def _evenly_spaced_layers(self) -> list[LayerData]:
+        if len(self.layers) <= _MOST_ROWS:
             return self.layers
         last = len(self.layers) - 1
-        return [self.layers[i] for i in sorted({round(i * last / (_SHOWN - 1)) for i in range(_SHOWN)})]
+        return [self.layers[i] for i in sorted({round(i * last / (_MOST_ROWS - 1)) for i in range(_MOST_ROWS)})]
 
     def __str__(self) -> str:
         out = io.StringIO()
@@ -79,43 +92,60 @@ class DepthReport(Figures):
         return f"DepthReport({self.model}, {len(self.layers) - 1} layers, {self.verdict.kind})"
 
     def to_json(self) -> str:
-        """All of it. A number that is not finite becomes null."""
-        return json.dumps(_plain(asdict(self)), indent=1, allow_nan=False)
+        """Return the whole report as JSON. A number that is not finite becomes null."""
+        return json.dumps(_without_nan(asdict(self)), indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> DepthReport:
+        """Return the report that ``to_json`` wrote.
+
+        Raises:
+            LeadlineError: If the text is no report.
+        """
         try:
             data = json.loads(text)
             return typing.cast(DepthReport, _build(cls, data))
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise LeadlineError("this is no report; give what report.to_json() wrote") from error
 
-    def save(self, path: str | os.PathLike[str], before: Figures | None = None) -> None:
+    def save(self, path: str | os.PathLike[str], before: ReportData | None = None) -> None:
         """Write a page (.html), the data (.json) or a figure for a paper (.png, .svg, .pdf).
 
-        ``before`` is another report to put beside this one on the page or in the figure.
+        Args:
+            path: The file to write; its suffix chooses the format.
+            before: Another report to show beside this one on the page or in the figure.
+
+        Raises:
+            LeadlineError: If the suffix is another one, or the file cannot be written.
         """
         file = check_target(path, before is not None)
-        if file.suffix == ".html":
-            from leadline.report.html.page import save_page
-
-            save_page(self, file, before=before)
-        elif file.suffix == ".json":
-            from leadline.report.numbers import write_whole
-
-            write_whole(file, (self.to_json() + "\n").encode())
+        suffix = file.suffix.lower()
+        if suffix == ".html":
+            content = render_page(self, before).encode()
+        elif suffix == ".json":
+            content = (self.to_json() + "\n").encode()
         else:
-            from leadline.report.paper import save_figure
-
-            save_figure(self, file, before=before)
+            content = render_figure(self, suffix[1:], before)
+        _write(file, content)
 
 
 def check_target(path: str | os.PathLike[str], before: bool = False) -> Path:
-    """Where a report can be saved, known before a long measurement: the kind of file, and its folder."""
+    """Check that a report can be saved at ``path``; meant to be called before a long measurement.
+
+    Args:
+        path: The file to write later.
+        before: Whether two reports are to be saved side by side.
+
+    Returns:
+        The path.
+
+    Raises:
+        LeadlineError: If the suffix is unknown, .json is to hold two reports, or the folder does not exist.
+    """
     file = Path(path)
-    if file.suffix not in _KINDS:
+    if file.suffix.lower() not in _SUFFIXES:
         raise LeadlineError(f"cannot save as {file.name}; the name must end in .html, .json, .png, .svg or .pdf")
-    if before and file.suffix == ".json":
+    if before and file.suffix.lower() == ".json":
         raise LeadlineError(f"before is given and {file.name} is data; two reports side by side need a page or figure")
     if not file.parent.is_dir():
         raise LeadlineError(f"cannot save {file}: there is no folder {file.parent}; create it first")
@@ -123,12 +153,27 @@ def check_target(path: str | os.PathLike[str], before: bool = False) -> Path:
 
 
 def read_report(path: str | os.PathLike[str]) -> DepthReport:
-    """A report that ``save`` wrote as .json."""
+    """Return the report that ``DepthReport.save`` wrote as .json.
+
+    Raises:
+        LeadlineError: If the file cannot be read or holds no report.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise LeadlineError(f"{path} cannot be read; give a report that was saved as .json") from error
     return DepthReport.from_json(text)
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Write a file in one go: a reader sees the old file or the new one, never half of it."""
+    if file.is_dir():
+        raise LeadlineError(f"cannot write {str(file)!r}: it is a folder; give the name of a file in it")
+    try:
+        with whole(file) as draft:
+            draft.write_bytes(content)
+    except OSError as error:
+        raise LeadlineError(f"cannot write {str(file)!r}: {error.strerror}; give a path you may write to") from error
 
 
 def _mean(values: list[float] | None) -> float | None:
@@ -141,25 +186,26 @@ def _cell(value: float | None) -> str:
     return f"{value:.2e}" if value and (abs(value) < 1e-3 or abs(value) >= 1e4) else f"{value:.4g}"
 
 
-def _plain(value: Any) -> Any:
+def _without_nan(value: Any) -> Any:
+    """Replace numbers that are not finite by None."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_without_nan(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
 
 
 def _build(kind: Any, value: Any) -> Any:
-    """``value`` from JSON as the type ``kind``: data classes, lists, dicts, options of these."""
+    """Convert ``value`` from JSON to the type ``kind``: a data class, list, dict, optional or number."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in inner:
             return None
         return _build(next(option for option in inner if option is not type(None)), value)
     if is_dataclass(kind):
-        hints = typing.get_type_hints(kind, vars(figures))
+        hints = typing.get_type_hints(kind, vars(report_data))
         known = {field.name for field in fields(kind)} & set(value)
         return typing.cast(Any, kind)(**{name: _build(hints[name], value[name]) for name in known})
     if origin is list:

@@ -1,14 +1,15 @@
-"""What a probe hands back: plain data, layer by layer, that survives a round trip through JSON."""
+"""Plain data of a report, which JSON can hold: metrics by layer, verdict, trials, heat maps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 
 @dataclass
 class Distribution:
-    """A histogram, which needs the same memory for one batch and for a million."""
+    """A histogram with its mean, median and mode; its size does not depend on the number of values."""
 
     edges: list[float]  # one more than counts
     counts: list[int]
@@ -16,10 +17,40 @@ class Distribution:
     median: float
     mode: float
 
+    def outline(self, points: int = 48) -> tuple[list[float], list[float]] | None:
+        """Return the outline of a violin plot: values and half-widths, of which the widest is 1.
+
+        The half-width at the middle of a bin is its density. The outline begins and ends at the outer edges of the
+        outermost non-empty bins, so a single full bin is a rhombus instead of a line.
+
+        Args:
+            points: Largest number of bins; neighbouring bins are merged until there are no more.
+
+        Returns:
+            Values and half-widths, or None for an empty histogram.
+        """
+        full = [i for i, count in enumerate(self.counts) if count > 0]
+        if not full:
+            return None
+        first, end = full[0], full[-1] + 1
+        step = -(-(end - first) // points)
+        cuts = [*range(first, end, step), end]
+        edges = [self.edges[i] for i in cuts]
+        density = [
+            sum(self.counts[a:b]) / (high - low)
+            for a, b, low, high in zip(cuts, cuts[1:], edges, edges[1:], strict=False)
+        ]
+        peak = max(density)
+        middles = [(low + high) / 2 for low, high in pairwise(edges)]
+        return [edges[0], *middles, edges[-1]], [0.0, *(d / peak for d in density), 0.0]
+
 
 @dataclass
-class LayerFigures:
-    """What leaves a block; index 0 is what enters the first one. Means over samples, each sample measured alone."""
+class LayerData:
+    """Metrics of the tokens that leave one block; index 0 is the input of the first block.
+
+    Each sample is measured alone; the numbers are means over samples. None stands for what was not measured.
+    """
 
     index: int
     name: str  # of the module, "input" for index 0
@@ -40,35 +71,37 @@ class LayerFigures:
     gradient_norm: float | None = None  # of the loss with respect to the block's weights
     change: float | None = None  # ||Y - X|| / ||X|| of the block
     gain: float | None = None  # of the attention branch against the skip: TSE's alpha at d sigma^2 = 1
-    entropy_uniform: float | None = None  # what attention to all visible tokens alike would have
+    entropy_uniform: float | None = None  # entropy of uniform attention to all visible tokens
 
 
 @dataclass
 class Trial:
-    """One candidate cure, tried on the same batch."""
+    """One candidate cure, tried on the same batch as the others."""
 
     name: str  # such as "alpha .5"
     cure: dict[str, float]  # arguments of leadline.cure
     similarity: list[float]  # by layer, as in the report
-    helps: bool  # whether it moved the number that the verdict is about
+    helps: bool  # whether it improved the number that the verdict is about
     error: str | None = None  # why it could not be tried
     entropy: list[float] | None = None  # by layer, mean over heads, where the verdict is about entropy
 
 
 @dataclass
 class Verdict:
+    """The conclusion drawn from the metrics, in words and as data, with the trials and the recommended cure."""
+
     kind: str  # "collapse", "no collapse" or "entropy collapse"
     text: str  # plain words, a few sentences
     passes: dict[str, int | None]  # level of similarity (".5", ".9", ".99") -> first layer above it
-    rate: float | None  # fitted rate of escalation a layer
-    expected_rate: float | None  # what the theory says, 1 + gain^2 at the gain measured
-    collapse_depth: float | None  # layer at which similarity passes .99 if it goes on like this
+    rate: float | None  # fitted rate of escalation per layer
+    expected_rate: float | None  # by theory: 1 + gain^2 at the measured gain
+    collapse_depth: float | None  # layer at which similarity passes .99 if the trend continues
     redundant: list[int] = field(default_factory=list)  # layers that change (almost) nothing
     trials: list[Trial] = field(default_factory=list)
-    recommendation: dict[str, float] | None = None  # arguments of leadline.cure; None: leave it alone
-    before: list[float] = field(default_factory=list)  # similarity by layer of the batch of the trials, as it is
-    rank_collapse: bool = False  # the tokens use hardly more than one direction at the end
-    entropy_collapse: list[int] = field(default_factory=list)  # layers whose attention looks at next to one token
+    recommendation: dict[str, float] | None = None  # arguments of leadline.cure; None: leave the model alone
+    before: list[float] = field(default_factory=list)  # similarity by layer on the trials' batch, without a cure
+    rank_collapse: bool = False  # the tokens end with hardly more than one direction
+    entropy_collapse: list[int] = field(default_factory=list)  # layers whose queries attend to almost one token each
 
     def __str__(self) -> str:
         return self.text
@@ -76,20 +109,20 @@ class Verdict:
 
 @dataclass
 class Heatmap:
-    """Attention of one head on one sample."""
+    """Attention weights of one head on one sample."""
 
     layer: int
     head: int
     weights: list[list[float]]
-    tokens: int | None = None  # of the sample; with fewer rows and columns neighbours are joined
+    tokens: int | None = None  # of the sample; if weights has fewer rows and columns, neighbours are joined
 
 
 @dataclass
-class Figures:
-    """Everything measured, and what follows from it."""
+class ReportData:
+    """All data of a report, which the page and the figures draw."""
 
     model: str
-    settings: dict[str, Any]  # what was fed (samples, tokens), dtype, device, versions
-    layers: list[LayerFigures]
+    settings: dict[str, Any]  # samples, tokens, dtype, device, versions, ...
+    layers: list[LayerData]
     verdict: Verdict
     heatmaps: list[Heatmap] = field(default_factory=list)

@@ -1,27 +1,31 @@
-"""What the figures say, in plain words and as data. Every sentence follows from a number beside it."""
+"""Judges the metrics by layer: what collapses, in words and as data, and which cure to recommend."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from leadline.report.layers import LayerFigures, Trial, Verdict
+from leadline.report.layers import LayerData, Trial, Verdict
 
 LEVELS = {".5": 0.5, ".9": 0.9, ".99": 0.99}
-_COLLAPSED = 0.9  # similarity after the last layer
+_COLLAPSED = 0.9  # smallest similarity after the last layer that counts as collapse
 _FLOOR = 1e-5  # diversity below which float32 leaves no digits to fit
-_GREW = 2.0  # odds of similarity, last layer against input: less is no work of depth
-_ONE_TOKEN = 0.1  # entropy as a share of that of uniform attention
-_REDUNDANT = 0.05  # ||Y - X|| / ||X||
-_MOVED = 0.05  # of similarity, or of entropy's share
-_UNMOVED = 0.01
-_AS_GOOD = 0.1
-TREND_BLOCKS = 8  # fewer show no trend: where it leads differs many times over from sample to sample
-_FAR = 10  # times its depth; no prediction beyond
+_GREW = 2.0  # least growth of the odds of similarity from input to last layer that is blamed on depth
+_ONE_TOKEN = 0.1  # entropy as a share of that of uniform attention, below which it has collapsed
+_REDUNDANT = 0.05  # ||Y - X|| / ||X|| below which a block is redundant
+_MOVED = 0.05  # least improvement of similarity, or of entropy's share, by a cure that helps
+_UNMOVED = 0.01  # change below which a cure does nothing
+_AS_GOOD = 0.1  # cures whose improvements differ by at most this count as equally good
+TREND_BLOCKS = 8  # with fewer blocks the extrapolated depth differs many times over from sample to sample
+_FAR = 10  # no extrapolation beyond this multiple of the depth
 
 
-def judge(layers: Sequence[LayerFigures]) -> Verdict:
-    """The verdict before anything was tried."""
+def judge(layers: Sequence[LayerData]) -> Verdict:
+    """Return the verdict that follows from the metrics alone, before any cure is tried.
+
+    Args:
+        layers: Metrics by layer; index 0 is the input of the first block.
+    """
     similarity = [layer.similarity for layer in layers]
     passes = {name: _first_above(similarity, level) for name, level in LEVELS.items()}
     rate = fitted_rate(layers)
@@ -52,13 +56,16 @@ def judge(layers: Sequence[LayerFigures]) -> Verdict:
     return verdict
 
 
-def odds(layer: LayerFigures) -> float:
-    """t_sim / t_div, which attention with a skip multiplies by up to 1 + gain^2 a layer (TSE, remark 2.8)."""
+def odds(layer: LayerData) -> float:
+    """Return t_sim / t_div, which attention with a skip multiplies by up to 1 + gain^2 per layer (TSE, remark 2.8)."""
     return layer.similarity / max(layer.diversity, 1e-30)
 
 
-def fitted_rate(layers: Sequence[LayerFigures]) -> float | None:
-    """exp of the slope of log(t_sim / t_div) over depth, by least squares where there are digits."""
+def fitted_rate(layers: Sequence[LayerData]) -> float | None:
+    """Return the growth of t_sim / t_div per layer, by least squares on its logarithm over depth.
+
+    Layers whose diversity is lost in rounding are left out. None with fewer than three layers.
+    """
     points = [(float(x.index), math.log(odds(x))) for x in layers if x.diversity > _FLOOR and x.similarity > 0]
     if len(points) < 3:
         return None
@@ -67,8 +74,8 @@ def fitted_rate(layers: Sequence[LayerFigures]) -> float | None:
     return math.exp(slope)
 
 
-def entropy_share(layer: LayerFigures) -> float | None:
-    """Mean entropy of the heads as a share of that of attention to all visible tokens alike."""
+def entropy_share(layer: LayerData) -> float | None:
+    """Return the mean entropy of the heads as a share of that of uniform attention to all visible tokens."""
     if layer.entropy is None or not layer.entropy_uniform:
         return None
     return sum(layer.entropy) / len(layer.entropy) / layer.entropy_uniform
@@ -78,8 +85,8 @@ def _first_above(similarity: Sequence[float], level: float) -> int | None:
     return next((i for i, value in enumerate(similarity) if value > level), None)
 
 
-def _collapse_depth(layers: Sequence[LayerFigures], passed: int | None) -> float | None:
-    """Where .99 was passed, or where the trend of the last half of the layers leads to it."""
+def _collapse_depth(layers: Sequence[LayerData], passed: int | None) -> float | None:
+    """Return the layer where .99 was passed, or where the trend of the last half of the layers leads to it."""
     if passed is not None:
         return float(passed)
     rate = fitted_rate(layers[len(layers) // 2 :])
@@ -90,12 +97,12 @@ def _collapse_depth(layers: Sequence[LayerFigures], passed: int | None) -> float
 
 
 def depth_of_collapse(ahead: float, blocks: int) -> int:
-    """A depth beyond the ``blocks`` that there are, in whole layers."""
+    """Round an extrapolated depth to whole layers, always more than the ``blocks`` that there are."""
     return max(blocks + 1, round(ahead))
 
 
-def describe(verdict: Verdict, layers: Sequence[LayerFigures]) -> str:
-    """The verdict in a few sentences."""
+def describe(verdict: Verdict, layers: Sequence[LayerData]) -> str:
+    """Return the verdict in a few sentences."""
     first, last, blocks = layers[0], layers[-1], len(layers) - 1
     path = f"Similarity goes from {_n(first.similarity)} at the input to {_n(last.similarity)} after {_layers(blocks)}"
     passed = [f"{name} at layer {at}" for name, at in verdict.passes.items() if at]
@@ -127,10 +134,10 @@ def describe(verdict: Verdict, layers: Sequence[LayerFigures]) -> str:
     if verdict.rank_collapse:
         sentences.append(f"Effective rank falls from {first.effective_rank:.1f} to {last.effective_rank:.1f}.")
     if verdict.redundant:
-        shown = ", ".join(map(str, verdict.redundant[:8])) + (", ..." if len(verdict.redundant) > 8 else "")
+        names = ", ".join(map(str, verdict.redundant[:8])) + (", ..." if len(verdict.redundant) > 8 else "")
         one = len(verdict.redundant) == 1
         sentences.append(
-            f"Layer{'' if one else 's'} {shown} change{'s' if one else ''} the tokens by less than "
+            f"Layer{'' if one else 's'} {names} change{'s' if one else ''} the tokens by less than "
             f"{_REDUNDANT:.0%}: redundant on this input."
         )
     return " ".join(sentences)
@@ -148,8 +155,18 @@ def _rate_words(verdict: Verdict) -> list[str]:
     ]
 
 
-def with_trials(verdict: Verdict, layers: Sequence[LayerFigures], trials: list[Trial], before: Trial) -> Verdict:
-    """The verdict after the candidates were tried on one batch; ``before`` is that batch as it is."""
+def with_trials(verdict: Verdict, layers: Sequence[LayerData], trials: list[Trial], before: Trial) -> Verdict:
+    """Complete a verdict with the trials of candidate cures on one batch, and recommend one that helps.
+
+    Args:
+        verdict: What ``judge`` returned; it is changed in place.
+        layers: Metrics by layer.
+        trials: The candidates in the order of preference: of those about equally good, the first is recommended.
+        before: The same batch without a cure.
+
+    Returns:
+        The verdict.
+    """
     about_entropy = verdict.kind == "entropy collapse"
     uniform = [layer.entropy_uniform for layer in layers if layer.entropy_uniform is not None]
 
@@ -161,38 +178,40 @@ def with_trials(verdict: Verdict, layers: Sequence[LayerFigures], trials: list[T
         return trial.similarity[-1]
 
     start = number(before)
-    moved: dict[str, float] = {}  # by how much for the better
+    improvement: dict[str, float] = {}  # by name of the trial
     for trial in trials:
         end = number(trial)
         if start is not None and end is not None and math.isfinite(end):
-            moved[trial.name] = end - start if about_entropy else start - end
-            trial.helps = moved[trial.name] >= _MOVED
+            improvement[trial.name] = end - start if about_entropy else start - end
+            trial.helps = improvement[trial.name] >= _MOVED
     helpful = [trial for trial in trials if trial.helps]
     chosen = None
     if helpful:
-        best = max(moved[trial.name] for trial in helpful)
-        chosen = next(trial for trial in helpful if moved[trial.name] >= best - _AS_GOOD)  # weakest first
+        best = max(improvement[trial.name] for trial in helpful)
+        chosen = next(
+            trial for trial in helpful if improvement[trial.name] >= best - _AS_GOOD
+        )  # the first is the mildest
     verdict.trials, verdict.before = trials, before.similarity
     verdict.recommendation = None if chosen is None else dict(chosen.cure)
-    verdict.text = f"{describe(verdict, layers)} {_trial_words(verdict, start, moved, chosen)}"
+    verdict.text = f"{describe(verdict, layers)} {_trial_words(verdict, start, improvement, chosen)}"
     return verdict
 
 
 def _trial_words(
     verdict: Verdict,
     start: float | None,
-    moved: dict[str, float],
+    improvement: dict[str, float],
     chosen: Trial | None,
 ) -> str:
-    tried = [trial for trial in verdict.trials if trial.name in moved]
-    if start is None or not tried:
+    complete = [trial for trial in verdict.trials if trial.name in improvement]
+    if start is None or not complete:
         reasons = sorted({trial.error for trial in verdict.trials if trial.error})
         return f"No cure could be tried: {'; '.join(reasons)}." if reasons else "No cure could be tried."
     about_entropy = verdict.kind == "entropy collapse"
     what = "mean entropy, as a share of uniform attention's" if about_entropy else "similarity after the last layer"
     results = []
-    for trial in tried:
-        by = moved[trial.name]
+    for trial in complete:
+        by = improvement[trial.name]
         results.append(f"{trial.name} {_n(start + by if about_entropy else start - by)}{_remark(by)}")
     words = f"Tried on the first batch, {what}: as it is {_n(start)}, {', '.join(results)}."
     if chosen is None:
@@ -202,7 +221,7 @@ def _trial_words(
 
 
 def _remark(by: float) -> str:
-    """On a cure that moved the number by ``by`` for the better; nothing on one that helps."""
+    """Return a remark on a cure that improved the number by ``by``; empty for one that helps."""
     if by >= _MOVED:
         return ""
     if by <= -_MOVED:
@@ -215,7 +234,7 @@ def _layers(count: int) -> str:
 
 
 def _n(value: float | None) -> str:
-    """A number between 0 and 1 as people write it: .5, .999, and never 1.000 for .9998."""
+    """Format a number between 0 and 1: .5, .999, and never 1.000 for .9998."""
     if value is None:
         return "?"
     text = f"{value:.3f}" if value < 0.9995 or value >= 1 else f"{value:.6f}"

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from leadline.anatomy.calling import uncompiled
 from leadline.errors import LeadlineError
-from leadline.probing.guard import uncompiled
 from leadline.probing.sinks import Row, open_sinks
 from leadline.probing.watch import Watcher
 from leadline.training.step import Step

@@ -19,10 +19,9 @@ from rich.console import Console
 from torch import nn
 
 from leadline.anatomy.blocks import find_blocks
-from leadline.anatomy.inputs import call_model
+from leadline.anatomy.calling import call_model, uncompiled
 from leadline.errors import LeadlineError, Stopped
 from leadline.machine import versions
-from leadline.probing.guard import uncompiled
 from leadline.probing.watch import Watcher
 from leadline.training.distributed import Processes, Weights, check_same_data, ignored_precision, join, replicate, shard
 from leadline.training.divergence import diagnose

@@ -12,7 +12,7 @@ from leadline.papers.shared import vits
 from leadline.papers.shared.entry import Context, Entry
 from leadline.papers.shared.peaks import near_one, peak_layers, peak_sentence, peaks_at_one
 from leadline.papers.shared.trained import describe_difference, difference, end_loss, percent, training_setting
-from leadline.report.layers import Distribution, LayerFigures
+from leadline.report.layers import Distribution, LayerData
 from leadline.training.runs import Job, Record
 from leadline.training.runs.jobs import recipe_of, stem
 
@@ -47,21 +47,21 @@ def test_peak_at_one() -> None:
     assert peaks_at_one(histogram(p99=3, p95=4, p10=93))
     assert not peaks_at_one(histogram(p99=1, p95=10, p10=89))  # falls towards 1
     assert not peaks_at_one(histogram(p99=1, p10=999))  # too few
-    layers = [LayerFigures(i, "x", 0, 1, 0, 1, 1, cosines=h) for i, h in enumerate(
+    layers = [LayerData(i, "x", 0, 1, 0, 1, 1, cosines=h) for i, h in enumerate(
         [histogram(p99=9), histogram(p99=3, p10=97), histogram(p10=9), histogram(p99=5, p10=5)])]  # fmt: skip
     assert peak_layers(layers) == ([1, 3], 0.5)
 
 
 def test_sentences_follow_from_the_numbers() -> None:
-    peak = [LayerFigures(i, "x", 0, 1, 0, 1, 1, cosines=histogram(p99=5, p10=5)) for i in range(3)]
-    flat = [LayerFigures(i, "x", 0, 1, 0, 1, 1, cosines=histogram(p10=5)) for i in range(3)]
+    peak = [LayerData(i, "x", 0, 1, 0, 1, 1, cosines=histogram(p99=5, p10=5)) for i in range(3)]
+    flat = [LayerData(i, "x", 0, 1, 0, 1, 1, cosines=histogram(p10=5)) for i in range(3)]
     line = peak_sentence({"standard": peak, "alpha only": flat, "alpha' only": peak})
     assert line == (
         "The peak at cosine 1 appears with standard attention in layers 1–2 of 2: up to 50 % of the token pairs have a "
         "cosine above 0.98. It is gone with alpha only (at most 0 %). It stays with alpha' only (layers 1–2, 50 %)."
     )
     few, fewer = (
-        [LayerFigures(i, "x", 0, 1, 0, 1, 1, cosines=histogram(p99=n, p95=12, p10=88 - n)) for i in range(3)]
+        [LayerData(i, "x", 0, 1, 0, 1, 1, cosines=histogram(p99=n, p95=12, p10=88 - n)) for i in range(3)]
         for n in (4, 3)
     )
     assert peak_sentence({"standard": few, "alpha' only": fewer}).endswith(

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import leadline as ll
 from leadline import cli
 from leadline.cli import app
+from leadline.cli.console import progress_bars
 
 transformers = pytest.importorskip("transformers")
 
@@ -67,8 +68,8 @@ def test_blocks_by_name(models):
         "encoder.layer.0",
         "encoder.layer.2",
     ]
-    found = run("probe", f"{models}:bare", "--blocks", "*", "--json")
-    assert [layer["name"] for layer in json.loads(found.stdout)["layers"]] == ["input", "0", "1"]
+    result = run("probe", f"{models}:bare", "--blocks", "*", "--json")
+    assert [layer["name"] for layer in json.loads(result.stdout)["layers"]] == ["input", "0", "1"]
 
 
 def test_a_folder_is_cured_in_the_layers_named(models, tmp_path):
@@ -106,17 +107,17 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, models, monkeypat
     monkeypatch.setattr(sys, "argv", ["leadline", *words])
     with pytest.raises(SystemExit) as caught:
         cli.main()
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert caught.value.code == 2
-    assert message in said
-    assert said.count("\n") == 1
+    assert message in output
+    assert output.count("\n") == 1
     assert not (models.parent / "new").exists()
 
 
 def test_progress_is_for_terminals():
     for terminal, silent, shown in ((True, False, True), (True, True, False), (False, False, False)):
         out = io.StringIO()
-        with cli._bars(Console(file=out, force_terminal=terminal), silent=silent) as progress:
+        with progress_bars(Console(file=out, force_terminal=terminal), silent=silent) as progress:
             progress("measuring", 3, 12)
             progress("trying cures", 1, None)
         assert ("trying cures, block 1" in out.getvalue()) == shown
@@ -124,7 +125,7 @@ def test_progress_is_for_terminals():
 
 
 def test_a_report_that_cannot_be_read_is_one_line(tmp_path):
-    from leadline.probing import read_report
+    from leadline.report import read_report
 
     (tmp_path / "x.json").write_text("[1]")
     with pytest.raises(ll.LeadlineError, match="this is no report"):

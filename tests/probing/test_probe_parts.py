@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import leadline as ll
-from leadline.anatomy.blocks import find_parts
 from leadline.metrics import token_diversity
 from leadline.probing import probe
 
@@ -208,16 +207,6 @@ def test_a_block_that_does_nothing_is_redundant():
     assert report.layers[2].change == 0
     assert report.verdict.redundant == [2]
     assert "Layer 2 changes the tokens by less than 5%" in report.verdict.text
-
-
-def test_names_of_parts():
-    bert = transformers.BertModel(transformers.BertConfig(**TEXT)).encoder.layer[0]
-    parts = find_parts(bert)
-    assert parts.attention is bert.attention
-    assert parts.mlp is bert.intermediate
-    assert set(parts.norms) == {bert.attention.output.LayerNorm, bert.output.LayerNorm}
-    qwen = transformers.Qwen3Model(transformers.Qwen3Config(head_dim=8, **TEXT)).layers[0]
-    assert set(find_parts(qwen).norms) == {qwen.input_layernorm, qwen.post_attention_layernorm}
 
 
 def test_gradient_norms_are_those_of_a_plain_backward_pass():

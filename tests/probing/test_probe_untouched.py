@@ -10,7 +10,8 @@ from torch import nn
 import leadline as ll
 from leadline.errors import LeadlineError
 from leadline.ops.hopfield import dispatch
-from leadline.probing import DepthReport, attention, find_blocks, probe, tally, watch
+from leadline.probing import attention_capture, probe, statistics, watch
+from leadline.report import DepthReport
 
 transformers = pytest.importorskip("transformers")
 
@@ -125,19 +126,19 @@ def test_attention_runs_where_it_can_be_seen(make, monkeypatch):
 
 
 def test_progress_counts_blocks_batches_and_trials():
-    told = []
+    steps = []
     model = bert(num_hidden_layers=24, initializer_range=0.12).eval()
-    report = probe(model, [ids(), ids()], progress=lambda *step: told.append(step))
-    assert told[:48] == [("measuring", i, 48) for i in range(1, 49)]
+    report = probe(model, [ids(), ids()], progress=lambda *step: steps.append(step))
+    assert steps[:48] == [("measuring", i, 48) for i in range(1, 49)]
     total = 24 * (1 + len(report.verdict.trials))
-    assert told[48:] == [("trying cures", i, total) for i in range(1, total + 1)]
-    told.clear()
-    probe(model, iter([ids()]), trials=False, progress=lambda *step: told.append(step))
-    assert told[-1] == ("measuring", 24, None)  # a generator has no length
-    told.clear()
+    assert steps[48:] == [("trying cures", i, total) for i in range(1, total + 1)]
+    steps.clear()
+    probe(model, iter([ids()]), trials=False, progress=lambda *step: steps.append(step))
+    assert steps[-1] == ("measuring", 24, None)  # a generator has no length
+    steps.clear()
     shared = transformers.AlbertModel(transformers.AlbertConfig(**TEXT, embedding_size=8))
-    probe(shared, ids(), trials=False, progress=lambda *step: told.append(step))
-    assert told == [("measuring", 1, 1), ("measuring", 2, None), ("measuring", 3, None)]
+    probe(shared, ids(), trials=False, progress=lambda *step: steps.append(step))
+    assert steps == [("measuring", 1, 1), ("measuring", 2, None), ("measuring", 3, None)]
 
 
 @pytest.mark.parametrize("how", ["whole", "in place", "block"])
@@ -214,7 +215,9 @@ def test_attention_comes_in_bounded_chunks(monkeypatch):
     whole = probe(model, x, trials=False)
     sizes = []
     softmax = torch.Tensor.softmax
-    monkeypatch.setattr(attention, "_NUMBERS_AT_A_TIME", 3 * 11 * 32)  # three heads at a time, not a divisor of four
+    monkeypatch.setattr(
+        attention_capture, "_CHUNK_NUMBERS", 3 * 11 * 32
+    )  # three heads at a time, not a divisor of four
     monkeypatch.setattr(
         torch.Tensor, "softmax", lambda self, *a, **k: sizes.append(self.shape) or softmax(self, *a, **k)
     )
@@ -230,21 +233,22 @@ def test_cosines_come_in_bounded_chunks(monkeypatch):
     X = torch.randn(2, 17, 8)
     mask = torch.ones(2, 17, dtype=torch.bool)
     mask[1, 9:] = False
-    whole, parts = tally.Cosines(), tally.Cosines()
+    whole, parts = statistics.CosineHistogram(), statistics.CosineHistogram()
     whole.add(X, mask)
-    monkeypatch.setattr(tally, "_PAIRS_AT_A_TIME", 17 * 3)
+    monkeypatch.setattr(statistics, "_CHUNK_PAIRS", 17 * 3)
     parts.add(X, mask)
     assert whole.distribution().counts == parts.distribution().counts
     unit = torch.nn.functional.normalize(X.double(), dim=-1)
     pairs = [float(unit[b, i] @ unit[b, j]) for b in (0, 1) for i in range(17 if b == 0 else 9) for j in range(i)]
-    found = parts.distribution()
-    assert sum(found.counts) == len(pairs)
-    assert found.mean == pytest.approx(sum(pairs) / len(pairs), abs=1e-6)
-    assert found.median == pytest.approx(sorted(pairs)[len(pairs) // 2], abs=0.02)
+    distribution = parts.distribution()
+    assert sum(distribution.counts) == len(pairs)
+    assert distribution.mean == pytest.approx(sum(pairs) / len(pairs), abs=1e-6)
+    assert distribution.median == pytest.approx(sorted(pairs)[len(pairs) // 2], abs=0.02)
     counts = [
-        sum(low <= value < high for value in pairs) for low, high in zip(found.edges, found.edges[1:], strict=False)
+        sum(low <= value < high for value in pairs)
+        for low, high in zip(distribution.edges, distribution.edges[1:], strict=False)
     ]
-    assert sum(abs(a - b) for a, b in zip(counts, found.counts, strict=True)) <= 2  # rounding at an edge
+    assert sum(abs(a - b) for a, b in zip(counts, distribution.counts, strict=True)) <= 2  # rounding at an edge
 
 
 def test_heatmaps_are_the_attention_of_the_first_sample():
@@ -281,9 +285,6 @@ def test_a_report_survives_json_and_files(tmp_path):
         DepthReport.from_json("{}")
 
 
-# finding blocks
-
-
 class Plain(nn.Module):
     """No module of it is named after attention."""
 
@@ -295,25 +296,8 @@ class Plain(nn.Module):
         return self.steps["two"](self.steps["one"](x))
 
 
-def test_blocks_are_found_by_themselves():
-    swin = pytest.importorskip("timm").create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=4)
-    assert len(find_blocks(swin)) == 12  # four stages, opened
-    t5 = transformers.T5Model(
-        transformers.T5Config(
-            vocab_size=60, d_model=32, d_ff=48, d_kv=8, num_layers=2, num_decoder_layers=3, num_heads=4
-        )
-    )
-    assert [block.name for block in find_blocks(t5)] == ["decoder.block.0", "decoder.block.1", "decoder.block.2"]
-    wrapped = nn.Sequential(nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, batch_first=True), 3))
-    assert [block.name for block in find_blocks(wrapped)] == ["0.layers.0", "0.layers.1", "0.layers.2"]
-    albert = transformers.AlbertModel(transformers.AlbertConfig(num_hidden_groups=2, inner_group_num=2, **TEXT))
-    assert len(find_blocks(albert)) == 4
-
-
-def test_blocks_by_name_and_by_pattern():
+def test_blocks_given_by_name_and_by_pattern():
     model = bert()
-    by_pattern = find_blocks(model, "encoder.layer.*")
-    assert [block.module for block in by_pattern] == list(model.encoder.layer)
     report = probe(model, ids(), blocks=["encoder.layer.0", "encoder.layer.2"], trials=False)
     assert [layer.name for layer in report.layers] == ["input", "encoder.layer.0", "encoder.layer.2"]
     report = probe(Plain(), torch.randn(2, 5, 16), blocks="steps.*")
@@ -335,7 +319,7 @@ def test_blocks_by_name_and_by_pattern():
         (lambda: probe(bert(), ids(2, 1)), "one token a sample"),
         (lambda: probe(bert(), ids(), mask=torch.ones(2, 5).long().fill_diagonal_(0)), r"mask has shape \(2, 5\)"),
         (lambda: probe(bert(), {"input_ids": ids(), "attention_mask": torch.zeros(2, 11)}), "without a real token"),
-        (lambda: probe(bert(), ids(), mask=torch.ones(2, 1, 11, 11)), r"padding is told by \(samples, tokens\)"),
+        (lambda: probe(bert(), ids(), mask=torch.ones(2, 1, 11, 11)), r"padding is given as \(samples, tokens\)"),
         (lambda: probe(bert(), ids(), loss="output.loss"), "the loss is NoneType"),
         (lambda: probe(bert(), ids(), loss=lambda output: output.last_hidden_state), "it must be one number"),
         (lambda: probe(bert().requires_grad_(False), ids(), loss=lambda o: o.sum()), "no block has a weight"),

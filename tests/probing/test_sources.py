@@ -157,15 +157,15 @@ def test_folders_with_weights(tmp_path):
 
 
 def test_our_own_models_read_our_text_too(tmp_path):
-    told = []
+    words = []
     ll.create_model("gpt2_small", depth=1, dim=8, heads=2, vocab_size=256, max_tokens=32).save(tmp_path)
-    assert open_model(str(tmp_path), say=told.append)[1].shape == (2, sources.TOKENS)
+    assert open_model(str(tmp_path), say=words.append)[1].shape == (2, sources.TOKENS)
     tokenizer = ByteTokenizer()
     save_tokenizer(tokenizer, tmp_path)
-    _, ids = open_model(str(tmp_path), say=told.append)
+    _, ids = open_model(str(tmp_path), say=words.append)
     assert [tokenizer.decode(row.tolist()) for row in ids] == [text[: sources.TOKENS] for text in sources.TEXT]
-    open_model("vit_tiny", depth=1, say=told.append)
-    assert told == ["token ids drawn at random", "a page of text, by its own tokenizer", "handwritten digits"]
+    open_model("vit_tiny", depth=1, say=words.append)
+    assert words == ["token ids drawn at random", "a page of text, by its own tokenizer", "handwritten digits"]
 
 
 def test_a_folder_with_a_tokenizer_reads_our_text(tmp_path):

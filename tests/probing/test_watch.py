@@ -12,7 +12,7 @@ from torch import nn
 import leadline as ll
 from leadline.errors import LeadlineError
 from leadline.probing import CollapseError, Watcher, lightning_callback, probe, trainer_callback, watch
-from leadline.probing.light import light_figures
+from leadline.probing.basic_recorder import basic_metrics
 
 transformers = pytest.importorskip("transformers")
 
@@ -54,7 +54,7 @@ def train(model, watcher, steps, optimizer=None, **batch):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_light_figures_are_the_metrics(masked):
+def test_basic_metrics_are_the_metrics(masked):
     X = torch.randn(3, 9, 16) + 2
     X[0, 4] = 0
     mask = torch.ones(3, 9, dtype=torch.bool)
@@ -68,35 +68,35 @@ def test_light_figures_are_the_metrics(masked):
         ll.metrics.token_cosine(clean, mask),
         clean.norm(dim=-1).sum(-1) / mask.sum(-1),
     ]
-    got = light_figures(X, mask if masked else None)
+    got = basic_metrics(X, mask if masked else None)
     assert got.tolist() == pytest.approx([value.mean().item() for value in truth], rel=1e-5)
 
 
 @pytest.mark.parametrize("size", [1e-44, 1e-38, 1e-30, 1e-22, 1e-3, 1e19, 1e37])
-def test_light_figures_know_no_size(size):
+def test_basic_metrics_know_no_size(size):
     X = torch.randn(2, 9, 16, dtype=torch.float64) + 0.5
     X[0, 4] = 0
     X = (X * size).float()
     truth = [ll.metrics.token_similarity, ll.metrics.token_diversity, ll.metrics.token_cosine]
-    figures = light_figures(X, None)
-    assert figures[:3].tolist() == pytest.approx([metric(X.double()).mean().item() for metric in truth], rel=1e-5)
-    assert figures[3].item() == pytest.approx(X.double().norm(dim=-1).mean().item(), rel=1e-5)
+    values = basic_metrics(X, None)
+    assert values[:3].tolist() == pytest.approx([metric(X.double()).mean().item() for metric in truth], rel=1e-5)
+    assert values[3].item() == pytest.approx(X.double().norm(dim=-1).mean().item(), rel=1e-5)
 
 
-def test_light_figures_of_nothing_and_of_nan():
+def test_basic_metrics_of_nothing_and_of_nan():
     X = torch.randn(2, 9, 16)
     X[1] = 0  # a black image: its tokens are alike, the others' figures stay
-    whole, alone = light_figures(X, None), light_figures(X[:1], None).tolist()
+    whole, alone = basic_metrics(X, None), basic_metrics(X[:1], None).tolist()
     assert whole.tolist() == pytest.approx([(alone[0] + 1) / 2, alone[1] / 2, alone[2] / 2, alone[3] / 2], rel=1e-5)
     for broken in (torch.nan, torch.inf):
         X[0, 3, 2] = broken
-        assert light_figures(X, None)[:3].isnan().all()
+        assert basic_metrics(X, None)[:3].isnan().all()
 
 
-def test_light_diversity_keeps_digits_near_collapse():
+def test_basic_diversity_keeps_digits_near_collapse():
     X = 1 + 1e-5 * torch.randn(2, 64, 32, dtype=torch.float64)
     exact = ll.metrics.token_diversity(X).mean().item()
-    assert light_figures(X.float(), None)[1].item() == pytest.approx(exact, rel=1e-2)  # X itself has lost the rest
+    assert basic_metrics(X.float(), None)[1].item() == pytest.approx(exact, rel=1e-2)  # X itself has lost the rest
 
 
 def test_rows_agree_with_a_probe_of_the_same_pass():
@@ -111,8 +111,8 @@ def test_rows_agree_with_a_probe_of_the_same_pass():
     assert [row["layer"] for row in rows] == [0, 1, 2, 3]
     for row, layer in zip(rows, report.layers, strict=True):
         assert row["name"] == layer.name
-        for figure in ("similarity", "diversity", "cosine", "norm"):
-            assert row[figure] == pytest.approx(getattr(layer, figure), rel=1e-5), figure
+        for metric in ("similarity", "diversity", "cosine", "norm"):
+            assert row[metric] == pytest.approx(getattr(layer, metric), rel=1e-5), metric
         if layer.index:
             assert row["entropy"] == pytest.approx(sum(layer.entropy) / 4, rel=1e-5)
 
@@ -238,14 +238,14 @@ def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    model, kept = gpt2(), []
-    with watch(model, every=1, to=[f"tensorboard:{tmp_path}", kept.append]) as watcher:
+    model, measured = gpt2(), []
+    with watch(model, every=1, to=[f"tensorboard:{tmp_path}", measured.append]) as watcher:
         train(model, watcher, 2)
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     scalars = events.Scalars("depth/similarity/layer_003")
     assert [event.step for event in scalars] == [0, 1]
-    assert [event.value for event in scalars] == pytest.approx([rows[3]["similarity"] for rows in kept])
+    assert [event.value for event in scalars] == pytest.approx([rows[3]["similarity"] for rows in measured])
 
 
 def test_weights_and_biases_stand_in(monkeypatch):

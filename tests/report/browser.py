@@ -88,7 +88,7 @@ class _Socket:
 
 
 class Browser:
-    """One Chromium with one page. ``requests`` and ``console`` collect what the page fetched and said."""
+    """One Chromium with one page. ``requests`` and ``console`` collect what the page fetched and logged."""
 
     def __init__(self, program: str) -> None:
         self.folder = tempfile.mkdtemp(prefix="leadline-chromium-")
@@ -185,9 +185,9 @@ class Browser:
 
     def click(self, selector: str) -> None:
         """A real click in the middle of the element."""
-        found = f"document.querySelector({json.dumps(selector)})"
-        self.run(f"{found}.scrollIntoView({{block: 'center'}})")
-        box = self.run(f"(r => [r.left + r.width / 2, r.top + r.height / 2])({found}.getBoundingClientRect())")
+        element = f"document.querySelector({json.dumps(selector)})"
+        self.run(f"{element}.scrollIntoView({{block: 'center'}})")
+        box = self.run(f"(r => [r.left + r.width / 2, r.top + r.height / 2])({element}.getBoundingClientRect())")
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from leadline.report.layers import Distribution, Figures, Heatmap, LayerFigures, Trial, Verdict
+from leadline.report import DepthReport, Distribution, Heatmap, LayerData, Trial, Verdict
 
 
 def histogram(values: np.ndarray, low: float, high: float, bins: int = 80) -> Distribution:
@@ -37,10 +37,10 @@ def _attention(X: np.ndarray, heads: int, sharpness: float, rng: np.random.Gener
 
 
 def layers(depth: int, heads: int, gain: float, sharpness: float = 0.3, tokens: int = 24, d: int = 48, seed: int = 0):
-    """What enters the first block, then what leaves each: X <- norm(X + gain P X W), figures as the probe's."""
+    """Metrics by layer, as a probe takes them, and heat maps of a network X <- norm(X + gain P X W)."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(tokens, d))
-    found, maps = [], []
+    data, maps = [], []
     before = None
     for index in range(depth + 1):
         P = None
@@ -54,7 +54,7 @@ def layers(depth: int, heads: int, gain: float, sharpness: float = 0.3, tokens: 
         cosines = (unit @ unit.T)[np.triu_indices(tokens, 1)].clip(-1, 1)
         share = np.linalg.svd(X, compute_uv=False)
         share = share / share.sum()
-        figures = LayerFigures(
+        layer = LayerData(
             index=index,
             name=f"encoder.layer.{index - 1}" if index else "input",
             similarity=similarity,
@@ -68,31 +68,31 @@ def layers(depth: int, heads: int, gain: float, sharpness: float = 0.3, tokens: 
         if P is not None:
             entropy = -(P * np.log(P + 1e-30)).sum(-1)
             centred = P - P.mean(1, keepdims=True)
-            figures.entropy = entropy.mean(1).tolist()
-            figures.entropies = [histogram(row, 0, math.log(tokens)) for row in entropy]
-            figures.delta = np.linalg.norm(centred, 2, axis=(1, 2)).tolist()
-            figures.omega = (np.abs(centred).mean((1, 2)) * tokens).tolist()
-            figures.second_eigenvalue = [float(np.sort(np.abs(np.linalg.eigvals(p)))[-2]) for p in P]
-            figures.gradient_norm = float(3 * np.exp(rng.normal() / 5 - index / 40))
-            figures.entropy_uniform = math.log(tokens)
-            figures.gain, figures.change = gain, gain * 0.7
-            figures.rate = before / diversity
-            figures.rates = {"attention": figures.rate * 1.05, "norm": 1.0, "mlp": 0.97}
+            layer.entropy = entropy.mean(1).tolist()
+            layer.entropies = [histogram(row, 0, math.log(tokens)) for row in entropy]
+            layer.delta = np.linalg.norm(centred, 2, axis=(1, 2)).tolist()
+            layer.omega = (np.abs(centred).mean((1, 2)) * tokens).tolist()
+            layer.second_eigenvalue = [float(np.sort(np.abs(np.linalg.eigvals(p)))[-2]) for p in P]
+            layer.gradient_norm = float(3 * np.exp(rng.normal() / 5 - index / 40))
+            layer.entropy_uniform = math.log(tokens)
+            layer.gain, layer.change = gain, gain * 0.7
+            layer.rate = before / diversity
+            layer.rates = {"attention": layer.rate * 1.05, "norm": 1.0, "mlp": 0.97}
             maps.append(Heatmap(index, 0, P[0].tolist()))
         before = diversity
-        found.append(figures)
-    return found, maps
+        data.append(layer)
+    return data, maps
 
 
 def report(
     kind: str = "collapse", depth: int = 12, heads: int = 4, model: str = "bert <tiny> & co", **how: Any
-) -> Figures:
+) -> DepthReport:
     """A report of the given verdict, internally consistent."""
     gain = {"collapse": 1.0, "no collapse": 0.08, "entropy collapse": 0.3}[kind]
-    found, maps = layers(depth, heads, gain, 40.0 if kind == "entropy collapse" else 0.3, **how)
-    curve = [f.similarity for f in found]
+    data, maps = layers(depth, heads, gain, 40.0 if kind == "entropy collapse" else 0.3, **how)
+    curve = [f.similarity for f in data]
     passes = {
-        level: next((f.index for f in found if f.similarity > float(level)), None) for level in (".5", ".9", ".99")
+        level: next((f.index for f in data if f.similarity > float(level)), None) for level in (".5", ".9", ".99")
     }
     trials, recommendation = [], None
     if kind == "collapse":
@@ -103,7 +103,7 @@ def report(
         trials.append(Trial("tau .3", {"de_escalation": 0.3}, [], False, "no place to put <it> in this model"))
         recommendation = {"alpha": 0.9}
     if kind == "entropy collapse":
-        entropy = [float(np.mean(f.entropy)) for f in found if f.entropy]
+        entropy = [float(np.mean(f.entropy)) for f in data if f.entropy]
         trials.append(Trial("alpha .5", {"alpha": 0.5}, curve, False, entropy=entropy))
         trials.append(Trial("alpha' .5", {"alpha_prime": 0.5}, curve, True, entropy=[e + 0.9 for e in entropy]))
         recommendation = {"alpha_prime": 0.5}
@@ -116,7 +116,7 @@ def report(
         kind=kind,
         text=words[kind],
         passes=passes,
-        rate=(found[0].diversity / found[-1].diversity) ** (1 / depth),
+        rate=(data[0].diversity / data[-1].diversity) ** (1 / depth),
         expected_rate=1 + gain**2,
         collapse_depth=float(passes[".99"] or 230) if kind == "collapse" else None,
         redundant=list(range(depth // 2, depth)) if kind == "collapse" else [],
@@ -132,16 +132,16 @@ def report(
         "device": "cpu",
         "versions": {"torch": "2.11", "x": None},
     }
-    return Figures(model, settings, found, verdict, maps[:: max(1, depth // 4)])
+    return DepthReport(model, settings, data, verdict, maps[:: max(1, depth // 4)])
 
 
-def bare() -> Figures:
-    """As little as a probe can hand back, with NaN and infinity among it."""
+def bare() -> DepthReport:
+    """The smallest report that a probe can return, with NaN and infinity in it."""
     nan = math.nan
-    found = [
-        LayerFigures(0, "input", 0.1, 0.9, nan, 1.0, nan),
-        LayerFigures(1, "block.<0>", nan, nan, nan, math.inf, 3.0, rate=math.inf, entropy=[nan, 0.5], omega=[nan, nan]),
-        LayerFigures(2, "block.1", 1.0, 0.0, 1.0, 0.0, 1.0, cosines=Distribution([-1, 0, 1], [0, 0], nan, nan, nan)),
+    data = [
+        LayerData(0, "input", 0.1, 0.9, nan, 1.0, nan),
+        LayerData(1, "block.<0>", nan, nan, nan, math.inf, 3.0, rate=math.inf, entropy=[nan, 0.5], omega=[nan, nan]),
+        LayerData(2, "block.1", 1.0, 0.0, 1.0, 0.0, 1.0, cosines=Distribution([-1, 0, 1], [0, 0], nan, nan, nan)),
     ]
     verdict = Verdict("no collapse", "Nothing <b>odd</b>.", {".5": None}, None, nan, math.inf)
-    return Figures("bare", {}, found, verdict)
+    return DepthReport("bare", {}, data, verdict)

@@ -12,12 +12,12 @@ from report_samples import bare, report
 from torch import nn
 
 from leadline.errors import LeadlineError
-from leadline.probing import DepthReport, probe
-from leadline.report.html import charts as page_plots
-from leadline.report.html import tabs as page_tabs
+from leadline.probing import probe
+from leadline.report import DepthReport, Heatmap, Trial, Verdict
+from leadline.report.html import charts as page_charts
+from leadline.report.html import tabs as tab_charts
 from leadline.report.html import text as page_text
-from leadline.report.html.page import render, save_page, tabs
-from leadline.report.layers import Figures, Heatmap, Trial, Verdict
+from leadline.report.html.page import page_tabs, render_page
 
 SAMPLES = {
     "collapse": lambda: report(),
@@ -41,9 +41,9 @@ class _Reader(HTMLParser):
     def handle_starttag(self, tag, attrs):
         if tag not in self.VOID:
             self.open.append(tag)
-        found = dict(attrs)
-        self.addresses += [found[key] for key in ("href", "src", "action", "data") if key in found]
-        self.ids += [found["id"]] if "id" in found else []
+        values = dict(attrs)
+        self.addresses += [values[key] for key in ("href", "src", "action", "data") if key in values]
+        self.ids += [values["id"]] if "id" in values else []
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -71,8 +71,8 @@ def heat_values(heat: dict) -> np.ndarray:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_chart_is_whole(name):
     """One thing to draw in each, with as many numbers on one side as on the other, all of them finite or None."""
-    found = SAMPLES[name]()
-    charts = [chart for _, _, part in tabs(found, before=report("no collapse")) for chart in part]
+    sample = SAMPLES[name]()
+    charts = [chart for _, _, part in page_tabs(sample, before=report("no collapse")) for chart in part]
     assert charts
     for chart in charts:
         spec = chart.spec
@@ -95,29 +95,29 @@ def test_every_chart_is_whole(name):
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_page_is_well_formed_and_points_nowhere(name):
-    found = SAMPLES[name]()
-    reader = read(render(found))
+    sample = SAMPLES[name]()
+    reader = read(render_page(sample))
     assert reader.addresses == ["data:,"]
     text = "".join(reader.text)
-    assert found.verdict.text in text
-    assert found.model in text
+    assert sample.verdict.text in text
+    assert sample.model in text
 
 
 def test_text_is_escaped_everywhere():
     evil = '</script><img src="x" onerror="alert(1)">&amp;'
-    found = report(depth=2, heads=2, model=evil)
-    found.settings = {evil: evil, "nested": {"a": [evil]}}
-    found.verdict.text = evil
-    found.verdict.recommendation = {evil: 1.0}
-    found.verdict.kind = evil
-    found.verdict.trials = [
+    sample = report(depth=2, heads=2, model=evil)
+    sample.settings = {evil: evil, "nested": {"a": [evil]}}
+    sample.verdict.text = evil
+    sample.verdict.recommendation = {evil: 1.0}
+    sample.verdict.kind = evil
+    sample.verdict.trials = [
         Trial(evil, {}, [0.1, 0.2, 0.3], True),
         Trial("broken", {}, [], False, error=evil),
     ]
-    for layer in found.layers:
+    for layer in sample.layers:
         layer.name = evil
         layer.rates = {evil: 1.0}
-    html = render(found, found)
+    html = render_page(sample, sample)
     assert "<img" not in html
     assert html.count("</script>") == 4
     reader = read(html)
@@ -128,13 +128,13 @@ def test_text_is_escaped_everywhere():
 
 
 def test_the_verdict_and_its_numbers_are_on_top():
-    found = report()
-    top = "".join(read(render(found)).text).partition("Token similarity")[0]
-    verdict = found.verdict
+    sample = report()
+    top = "".join(read(render_page(sample)).text).partition("Token similarity")[0]
+    verdict = sample.verdict
     for words in (
         verdict.text,
         "leadline.cure(model, alpha=0.9)",
-        f"{found.layers[-1].similarity:.4g}",
+        f"{sample.layers[-1].similarity:.4g}",
         f"layer {verdict.passes['.5']}",
         f"{verdict.rate:.4g}",
         f"{verdict.expected_rate:.4g}",
@@ -156,19 +156,19 @@ def test_trials_are_told_as_they_came():
 
 
 def test_before_of_the_trials_is_the_batch_they_ran_on():
-    found = report(depth=3)
-    found.verdict.before = [0.1, 0.2, 0.3, 0.75]
-    found.verdict.trials = [Trial("alpha .5", {"alpha": 0.5}, [0.1, 0.2, 0.3, 0.5], True)]
-    assert "<td>0.75</td><td>0.5</td><td>-0.25</td>" in page_text.trials(found)
-    (chart,) = page_tabs.trials(found)
+    sample = report(depth=3)
+    sample.verdict.before = [0.1, 0.2, 0.3, 0.75]
+    sample.verdict.trials = [Trial("alpha .5", {"alpha": 0.5}, [0.1, 0.2, 0.3, 0.5], True)]
+    assert "<td>0.75</td><td>0.5</td><td>-0.25</td>" in page_text.trials(sample)
+    (chart,) = tab_charts.trials(sample)
     assert chart.spec["lines"][0]["y"] == [0.1, 0.2, 0.3, 0.75]
 
 
 def test_entropy_is_shown_where_the_verdict_is_about_it():
-    found = report("entropy collapse", depth=4, heads=2)
-    assert "mean entropy (nats)" in page_text.trials(found)
-    assert [chart.title for chart in page_tabs.trials(found)] == ["Cures tried", "Cures tried: entropy"]
-    assert "next to one token in layers 1–4" in page_text.verdict(found)
+    sample = report("entropy collapse", depth=4, heads=2)
+    assert "mean entropy (nats)" in page_text.trials(sample)
+    assert [chart.title for chart in tab_charts.trials(sample)] == ["Cures tried", "Cures tried: entropy"]
+    assert "next to one token in layers 1–4" in page_text.verdict(sample)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_entropy_is_shown_where_the_verdict_is_about_it():
     ],
 )
 def test_advice_without_a_recommendation(kind, trials, words):
-    found = Figures("m", {}, [], Verdict(kind, "", {}, None, None, None, trials=trials))
-    assert page_text.advice(found).startswith(words)
+    sample = DepthReport("m", {}, [], Verdict(kind, "", {}, None, None, None, trials=trials))
+    assert page_text.advice(sample).startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -195,71 +195,71 @@ def test_advice_without_a_recommendation(kind, trials, words):
     ],
 )
 def test_a_depth_of_collapse_that_it_does_not_have_is_no_layer_of_it(ahead, shown):
-    found = report("no collapse", depth=12)
-    found.verdict.collapse_depth = ahead
-    assert {what: words for what, *words in page_text.facts(found)}["Depth of collapse"] == list(shown)
+    sample = report("no collapse", depth=12)
+    sample.verdict.collapse_depth = ahead
+    assert {what: words for what, *words in page_text.facts(sample)}["Depth of collapse"] == list(shown)
 
 
 def test_few_layers_show_no_trend():
-    found = report("no collapse", depth=4)
-    found.verdict.collapse_depth = None
-    assert ("Depth of collapse", "–", "too few layers to show a trend") in page_text.facts(found)
+    sample = report("no collapse", depth=4)
+    sample.verdict.collapse_depth = None
+    assert ("Depth of collapse", "–", "too few layers to show a trend") in page_text.facts(sample)
 
 
 def test_what_was_not_measured_is_said_and_not_drawn():
-    found = bare()
-    names = {name: (above, charts) for name, above, charts in tabs(found)}
+    sample = bare()
+    names = {name: (above, charts) for name, above, charts in page_tabs(sample)}
     assert names["Spectrum"] == ('<p class="soft">Not measured.</p>', [])
     assert names["Cosine"][1] == []  # an empty histogram is no violin
     assert "Attention" not in names
     assert "Before / after" not in names
-    table = page_text.table(found, "x")
+    table = page_text.table(sample, "x")
     assert "nan" not in table
     assert "omega</th>" not in table
     assert "∞" in table
 
 
 def test_no_report_is_too_small():
-    empty = Figures("nothing", {}, [], Verdict("no collapse", "", {}, None, None, None))
-    read(render(empty, empty))
+    empty = DepthReport("nothing", {}, [], Verdict("no collapse", "", {}, None, None, None))
+    read(render_page(empty, empty))
 
 
 def test_curves_hold_the_numbers_of_the_report():
-    found = report(depth=5)
-    charts = page_tabs.similarity(found)
+    sample = report(depth=5)
+    charts = tab_charts.similarity(sample)
     similarity = charts[0].spec["lines"][0]
     assert similarity["x"] == [0, 1, 2, 3, 4, 5]
-    assert similarity["y"] == pytest.approx([layer.similarity for layer in found.layers], rel=1e-6)
+    assert similarity["y"] == pytest.approx([layer.similarity for layer in sample.layers], rel=1e-6)
     assert charts[1].spec["y"]["log"]
-    found.layers[2].similarity = math.nan
-    assert page_tabs.similarity(found)[0].spec["lines"][0]["y"][2] is None
+    sample.layers[2].similarity = math.nan
+    assert tab_charts.similarity(sample)[0].spec["lines"][0]["y"][2] is None
 
 
 def test_lines_differ_without_colour():
-    looks = {(style["dash"], style["symbol"], style["open"]) for style in map(page_plots.style, range(10))}
+    looks = {(style["dash"], style["symbol"], style["open"]) for style in map(page_charts.style, range(10))}
     assert len(looks) == 10
     # and later lines differ from all others in colour or shape
-    keys = [json.dumps(page_plots.style(i)) for i in range(20)]
+    keys = [json.dumps(page_charts.style(i)) for i in range(20)]
     assert len(set(keys)) == 20
 
 
 def test_violins_are_polygons_of_the_histograms():
-    found = report(depth=3)
-    (chart,) = page_tabs.cosines(found)
+    sample = report(depth=3)
+    (chart,) = tab_charts.cosines(sample)
     items = chart.spec["violins"]["items"]
     assert [item[0] for item in items] == [0, 1, 2, 3]  # one shape a layer
-    for item, layer in zip(items, found.layers, strict=True):
-        told = layer.cosines
-        assert item[4:] == pytest.approx([told.mode, told.median, told.mean], abs=1e-4)
-        full = [i for i, count in enumerate(told.counts) if count]
-        assert item[2][0] == pytest.approx(told.edges[full[0]], abs=1e-3)
-        assert item[2][-1] == pytest.approx(told.edges[full[-1] + 1], abs=1e-3)
+    for item, layer in zip(items, sample.layers, strict=True):
+        histogram = layer.cosines
+        assert item[4:] == pytest.approx([histogram.mode, histogram.median, histogram.mean], abs=1e-4)
+        full = [i for i, count in enumerate(histogram.counts) if count]
+        assert item[2][0] == pytest.approx(histogram.edges[full[0]], abs=1e-3)
+        assert item[2][-1] == pytest.approx(histogram.edges[full[-1] + 1], abs=1e-3)
         assert item[3][0] == item[3][-1] == 0
 
 
 def test_entropy_violins_cover_every_head_of_a_deep_model():
-    found = report(depth=100, heads=12)
-    charts = [chart for chart in page_tabs.entropies(found) if chart.title.startswith("Attention entropy")]
+    sample = report(depth=100, heads=12)
+    charts = [chart for chart in tab_charts.entropies(sample) if chart.title.startswith("Attention entropy")]
     violins = [chart.spec["violins"]["items"] for chart in charts]
     assert sum(map(len, violins)) == 1200
     assert max(map(len, violins)) <= 96
@@ -267,10 +267,10 @@ def test_entropy_violins_cover_every_head_of_a_deep_model():
 
 
 def test_a_large_heat_map_is_averaged():
-    found = report(depth=1, heads=1)
+    sample = report(depth=1, heads=1)
     size = 400
-    found.heatmaps[0].weights = [[1.0 if i == j else 0.0 for j in range(size)] for i in range(size)]
-    (chart,) = page_plots.attention(found.heatmaps)
+    sample.heatmaps[0].weights = [[1.0 if i == j else 0.0 for j in range(size)] for i in range(size)]
+    (chart,) = page_charts.attention_maps(sample.heatmaps)
     rows = heat_values(chart.spec["heat"])
     assert rows.shape == (134, 134)  # 3 x 3 cells each
     np.testing.assert_allclose(np.diag(rows)[:-1], 1 / 3, atol=1e-4)
@@ -279,17 +279,17 @@ def test_a_large_heat_map_is_averaged():
 
 
 def test_joined_tokens_keep_their_numbers():
-    (chart,) = page_plots.attention([Heatmap(1, 0, [[1.0, 0.0], [0.5, 0.5]], tokens=5)])
+    (chart,) = page_charts.attention_maps([Heatmap(1, 0, [[1.0, 0.0], [0.5, 0.5]], tokens=5)])
     assert "2.5 neighbours are joined" in chart.note
     assert chart.spec["heat"]["dx"] == chart.spec["heat"]["dy"] == 2.5
 
 
 def test_a_heat_map_keeps_its_numbers_and_its_gaps():
-    found = report(depth=3, heads=2)
-    found.layers[2].entropy = [0.25, math.nan]
-    (chart,) = page_plots.by_head(found, "x", "head", lambda f: f.entropy)
+    sample = report(depth=3, heads=2)
+    sample.layers[2].entropy = [0.25, math.nan]
+    (chart,) = page_charts.by_head(sample, "x", "head", lambda f: f.entropy)
     values = heat_values(chart.spec["heat"])
-    expected = np.array([layer.entropy for layer in found.layers[1:]]).T
+    expected = np.array([layer.entropy for layer in sample.layers[1:]]).T
     np.testing.assert_allclose(values, expected, atol=1e-4 * np.nanmax(expected))
     assert np.isnan(values[1, 1])
     assert chart.spec["heat"]["x0"] == 1
@@ -297,7 +297,7 @@ def test_a_heat_map_keeps_its_numbers_and_its_gaps():
 
 def test_before_and_after_stand_side_by_side():
     before, after = report(depth=4), report("no collapse", depth=6)
-    charts = page_tabs.compared(before, after)
+    charts = tab_charts.before_and_after(before, after)
     assert [(line["name"], len(line["x"])) for line in charts[0].spec["lines"]] == [("before", 5), ("after", 7)]
     one, two = charts[-2:]
     assert (one.title, two.title) == ("Cosine of token pairs, before", "Cosine of token pairs, after")
@@ -320,21 +320,22 @@ def probed():
 
 
 def test_the_page_of_a_real_probe(probed, tmp_path):
-    found = {name: charts for name, _, charts in tabs(probed)}
-    assert all(found[name] for name in ("Similarity", "Cosine", "Entropy", "Spectrum", "Norms and rank", "Attention"))
-    assert len(found["Cosine"][0].spec["violins"]["items"]) == 11
-    text = "".join(read(render(probed, probed)).text)
+    charts = {name: drawn for name, _, drawn in page_tabs(probed)}
+    assert all(charts[name] for name in ("Similarity", "Cosine", "Entropy", "Spectrum", "Norms and rank", "Attention"))
+    assert len(charts["Cosine"][0].spec["violins"]["items"]) == 11
+    text = "".join(read(render_page(probed, probed)).text)
     assert probed.verdict.text in text
-    # what was kept as JSON gives the same page
+    # a report read back from JSON gives the same page
     again = DepthReport.from_json(probed.to_json())
-    assert render(again) == render(probed)
+    assert render_page(again) == render_page(probed)
     for name in ("depth.html", "depth.pdf"):
         probed.save(tmp_path / name)
         assert (tmp_path / name).stat().st_size > 10_000
 
 
 def test_a_page_is_one_file(tmp_path):
-    file = save_page(report(), tmp_path / "depth.html")
+    file = tmp_path / "depth.html"
+    report().save(file)
     html = file.read_text(encoding="utf-8")
     assert len(html) < 200_000
     assert html.startswith("<!DOCTYPE html>")
@@ -347,12 +348,13 @@ def test_the_page_of_a_deep_model_is_small(tmp_path):
     deep = report(depth=100, heads=12)
     weights = np.random.default_rng(0).dirichlet(np.ones(64), 64).tolist()
     deep.heatmaps = [Heatmap(layer, head, weights) for layer in (1, 50, 100) for head in range(12)]
-    assert save_page(deep, tmp_path / "depth.html", before=deep).stat().st_size < 1 << 20
+    deep.save(tmp_path / "depth.html", before=deep)
+    assert (tmp_path / "depth.html").stat().st_size < 1 << 20
 
 
 def test_a_missing_folder_is_one_line(tmp_path):
     with pytest.raises(LeadlineError, match="create it first"):
-        save_page(bare(), tmp_path / "a" / "depth.html")
+        bare().save(tmp_path / "a" / "depth.html")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -361,6 +363,6 @@ def test_a_comparison_of_two_models_says_so():
     two.model, two.settings = one.model, dict(one.settings)
     assert "Not one model" not in page_text.comparison(one, two)
     two.model, two.settings["tokens"] = "ViT<b>", 64
-    said = page_text.comparison(one, two)
-    assert f"model {html.escape(one.model)} and ViT&lt;b&gt;" in said
-    assert f"tokens {one.settings['tokens']} and 64" in said
+    html_text = page_text.comparison(one, two)
+    assert f"model {html.escape(one.model)} and ViT&lt;b&gt;" in html_text
+    assert f"tokens {one.settings['tokens']} and 64" in html_text

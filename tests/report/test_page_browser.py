@@ -4,8 +4,6 @@ import browser
 import pytest
 from report_samples import bare, report
 
-from leadline.report.html.page import save_page
-
 PROGRAM = browser.find()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason=f"no {', '.join(browser.NAMES)} on the path")
 DRAWN = "document.querySelectorAll('.chart:not(:has(.drawing))').length === 0"
@@ -14,23 +12,26 @@ READ_OUT = "Array.from(document.querySelectorAll('.tip:not([hidden])'), t => t.i
 
 @pytest.fixture(scope="module")
 def chromium():
-    found = browser.Browser(PROGRAM)
-    yield found
-    found.close()
-    assert found.process.poll() is not None
+    program = browser.Browser(PROGRAM)
+    yield program
+    program.close()
+    assert program.process.poll() is not None
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    before = report()
-    return {
-        "collapse": save_page(before, folder / "collapse.html"),
-        "compared": save_page(report("no collapse"), folder / "compared.html", before=before),
-        "entropy": save_page(report("entropy collapse", depth=6, heads=3), folder / "entropy.html"),
-        "deep": save_page(report(depth=100, heads=12), folder / "deep.html"),
-        "bare": save_page(bare(), folder / "bare.html"),
+    reports = {
+        "collapse": report(),
+        "compared": report("no collapse"),
+        "entropy": report("entropy collapse", depth=6, heads=3),
+        "deep": report(depth=100, heads=12),
+        "bare": bare(),
     }
+    files = {name: folder / f"{name}.html" for name in reports}
+    for name, each in reports.items():
+        each.save(files[name], before=reports["collapse"] if name == "compared" else None)
+    return files
 
 
 def clean(chromium) -> None:
@@ -93,9 +94,9 @@ def test_these_checks_see_a_fetch_and_a_message(chromium, tmp_path):
 
 def middle(chromium, chart):
     """Where the middle of a chart's drawing is in the window, after scrolling to it."""
-    found = f"document.querySelector('.chart[data-title=\"{chart}\"] .plot')"
-    chromium.run(f"{found}.scrollIntoView({{block: 'center'}})")
-    return chromium.run(f"(r => [r.left + r.width / 2, r.top + r.height / 2])({found}.getBoundingClientRect())")
+    plot = f"document.querySelector('.chart[data-title=\"{chart}\"] .plot')"
+    chromium.run(f"{plot}.scrollIntoView({{block: 'center'}})")
+    return chromium.run(f"(r => [r.left + r.width / 2, r.top + r.height / 2])({plot}.getBoundingClientRect())")
 
 
 @pytest.mark.parametrize(
@@ -118,9 +119,9 @@ def test_hover_reads_out_the_numbers(chromium, pages, tab, chart, words):
     )  # the square lies to the left; the middle layer is right of the middle, beside the axis
     chromium.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     chromium.until(f"{READ_OUT} !== ''")
-    said = chromium.run(READ_OUT)
+    text = chromium.run(READ_OUT)
     for word in words:
-        assert word in said
+        assert word in text
     chromium.call("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
     chromium.until(f"{READ_OUT} === ''")
     clean(chromium)

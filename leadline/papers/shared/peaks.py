@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leadline.papers.shared.entry import Claim, above, reported
-from leadline.report.layers import Distribution, LayerFigures
+from leadline.report.layers import Distribution, LayerData
 from leadline.report.numbers import spans
 
 NEAR = 0.98  # cosines above it count as 1
 SIDE = 0.90  # a peak at 1 is denser than the cosines between this and NEAR
 LEAST = 0.01  # and holds at least this share of the pairs
 STANDARD = "standard"
-Models = Mapping[str, Sequence[LayerFigures]]  # by arm, the probe's layers of the trained model; none if it diverged
+Models = Mapping[str, Sequence[LayerData]]  # by arm, the probe's layers of the trained model; none if it diverged
 
 
 def near_one(distribution: Distribution) -> float:
@@ -38,14 +38,14 @@ def peaks_at_one(distribution: Distribution) -> bool:
     return top >= LEAST and top / (1 - NEAR) > side / (NEAR - SIDE)
 
 
-def peak_layers(layers: Sequence[LayerFigures]) -> tuple[list[int], float]:
+def peak_layers(layers: Sequence[LayerData]) -> tuple[list[int], float]:
     """Return the layers whose outputs have a peak at cosine 1, and the largest share above ``NEAR`` in any layer."""
     known = [(layer.index, layer.cosines) for layer in layers if layer.index and layer.cosines is not None]
     shares = [near_one(cosines) for _, cosines in known]
     return [index for index, cosines in known if peaks_at_one(cosines)], max(shares, default=0.0)
 
 
-def near_one_by_layer(layers: Sequence[LayerFigures]) -> tuple[list[int], list[float]]:
+def near_one_by_layer(layers: Sequence[LayerData]) -> tuple[list[int], list[float]]:
     """Return the layers with known cosines, without the embedding, and their shares above ``NEAR``."""
     known = [(layer.index, near_one(layer.cosines)) for layer in layers if layer.index and layer.cosines is not None]
     return [index for index, _ in known], [share for _, share in known]

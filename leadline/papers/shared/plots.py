@@ -9,7 +9,7 @@ from typing import Any
 
 from leadline.errors import need
 from leadline.files import whole
-from leadline.report.layers import LayerFigures
+from leadline.report.layers import LayerData
 
 # Okabe and Ito's colours, which people with most kinds of colour blindness can distinguish
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
@@ -46,8 +46,8 @@ def panels(columns: int, rows: int = 1, width: float = 4.0, height: float = 3.1)
 
 
 def violins(
-    models: Mapping[str, Sequence[LayerFigures]],
-    draw: Callable[[Any, Sequence[LayerFigures]], None],
+    models: Mapping[str, Sequence[LayerData]],
+    draw: Callable[[Any, Sequence[LayerData]], None],
     titles: str = "{}",
     **size: Any,
 ) -> Any:

@@ -20,12 +20,12 @@ from leadline.papers.shared.trained import (
     percent,
     train_arms,
 )
-from leadline.report.layers import LayerFigures
+from leadline.report.layers import LayerData
 from leadline.report.paper import cosine_violins, entropy_violins
 from leadline.training.runs import Job, Record
 
 T = TypeVar("T")
-Draw = Callable[[Any, Sequence[LayerFigures]], None]
+Draw = Callable[[Any, Sequence[LayerData]], None]
 ARMS = {**COLUMNS, ".7": (0.7, 0.7)}  # alpha and alpha'; the papers' .5 is "both"
 MODELS = {
     "T": {"name": "vit_tiny"},
@@ -194,7 +194,7 @@ def run_entropies(context: Context, size: str, arm: str) -> Result:
     return Result(claims, {"entropy": rows}, lambda: _violins(context, size, drawn, entropy_violins), notes)
 
 
-def _lowest_entropy(layers: Sequence[LayerFigures]) -> float | None:
+def _lowest_entropy(layers: Sequence[LayerData]) -> float | None:
     """Return the smallest mean entropy of a head in any layer, as a share of that of uniform attention."""
     return min((min(f.entropy) / f.entropy_uniform for f in layers if f.entropy and f.entropy_uniform), default=None)
 
@@ -210,7 +210,7 @@ def accuracies(runs: Mapping[str, list[Record]]) -> dict[str, list[float]]:
     return {arm: [accuracy(record) for record in records] for arm, records in runs.items()}
 
 
-def layers_of(runs: Mapping[str, list[Record]]) -> dict[str, list[LayerFigures]]:
+def layers_of(runs: Mapping[str, list[Record]]) -> dict[str, list[LayerData]]:
     """Return the layers of the first seed of each arm; none where it diverged."""
     return {arm: records[0].layers for arm, records in runs.items()}
 

@@ -1,1 +1,1 @@
-"""The page of a report: one HTML file that works offline."""
+"""The page of a depth report: one HTML file that works offline."""

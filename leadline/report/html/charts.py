@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leadline.report.demo_figure import _STYLES
-from leadline.report.layers import Distribution, Heatmap, LayerFigures
-from leadline.report.numbers import Report, finite, mean_of, outline, short
+from leadline.report.layers import Distribution, Heatmap, LayerData, ReportData
+from leadline.report.numbers import finite, mean_of, short
+from leadline.report.paper import LINE_STYLES
 
 _DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 _MARKERS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down"}
@@ -23,7 +23,7 @@ Line = tuple[str, Sequence[int], Sequence[float | None]]  # name, layers, values
 
 @dataclass
 class Chart:
-    """One figure of the page: its heading, a line on how to read it, and what is drawn (see ``assets/chart.js``)."""
+    """One chart of the page: its heading, a line on how to read it, and what ``assets/chart.js`` draws."""
 
     title: str
     note: str
@@ -33,21 +33,29 @@ class Chart:
 
 
 def style(index: int) -> dict[str, Any]:
-    """Line number ``index``: colour, dash and symbol, so that lines differ without colour too."""
-    entry = _STYLES[index % len(_STYLES)]
-    # a second round of colours meets other dashes, and open symbols
-    shape = _STYLES[(index + index // len(_STYLES)) % len(_STYLES)]
+    """Return colour, dash and symbol of line number ``index``; lines differ without colour too."""
+    entry = LINE_STYLES[index % len(LINE_STYLES)]
+    # from the sixth line on the colours repeat, with other dashes and with open symbols
+    shape = LINE_STYLES[(index + index // len(LINE_STYLES)) % len(LINE_STYLES)]
     dash = shape["linestyle"]
     return {
         "color": entry["color"],
         "dash": _DASHES[dash] if isinstance(dash, str) else "longdash",
         "symbol": _MARKERS[shape["marker"]],
-        "open": index // len(_STYLES) % 2 == 1,
+        "open": index // len(LINE_STYLES) % 2 == 1,
     }
 
 
 def curves(title: str, note: str, ylabel: str, lines: Sequence[Line], **axis: Any) -> list[Chart]:
-    """One chart of named curves; no chart when nothing was measured. ``axis``: log, zero or range of the y axis."""
+    """Return one chart of named curves, or none if nothing was measured.
+
+    Args:
+        title: Heading of the chart.
+        note: A line on how to read it.
+        ylabel: Label of the y axis.
+        lines: The curves.
+        **axis: Options of the y axis: ``log``, ``zero`` or ``range``.
+    """
     drawn = []
     for i, (name, x, y) in enumerate(lines):
         values = [short(v) for v in y]
@@ -57,7 +65,8 @@ def curves(title: str, note: str, ylabel: str, lines: Sequence[Line], **axis: An
     return [Chart(title, note, spec)] if drawn else []
 
 
-def column(report: Report, get: Callable[[LayerFigures], float | None]) -> tuple[list[int], list[float | None]]:
+def column(report: ReportData, get: Callable[[LayerData], float | None]) -> tuple[list[int], list[float | None]]:
+    """Return the indices of all layers and one number of each."""
     return [layer.index for layer in report.layers], [get(layer) for layer in report.layers]
 
 
@@ -72,11 +81,21 @@ def violins(
     points: int = 48,
     ticks: Sequence[tuple[float, str]] | None = None,
 ) -> list[Chart]:
-    """Violins (place on the x axis, what to call it, histogram) with their mode, median and mean marked."""
+    """Return one chart of violins with mode, median and mean marked, or none if nothing was measured.
+
+    Args:
+        title: Heading of the chart.
+        note: A line on how to read it.
+        xlabel: Label of the x axis.
+        ylabel: Label of the y axis.
+        places: Place on the x axis, name and histogram of each violin.
+        width: Half of the widest part of a violin.
+        points: Largest number of bins in an outline.
+        ticks: Places and labels on the x axis; numbers by default.
+    """
     items = []
     for place, name, distribution in places:
-        shape = outline(distribution, points)
-        if shape is None or distribution is None:
+        if distribution is None or (shape := distribution.outline(points)) is None:
             continue
         values, halves = shape
         marks = [short(v, 5) for v in (distribution.mode, distribution.median, distribution.mean)]
@@ -89,9 +108,9 @@ def violins(
 
 
 def by_head(
-    report: Report, title: str, ylabel: str, get: Callable[[LayerFigures], Sequence[float] | None]
+    report: ReportData, title: str, ylabel: str, get: Callable[[LayerData], Sequence[float] | None]
 ) -> list[Chart]:
-    """A heat map of one number a layer and head; nothing when there is a single head."""
+    """Return a heat map with a cell per layer and head; nothing if there is a single head."""
     heads = max((len(get(layer) or ()) for layer in report.layers), default=0)
     layers = [layer for layer in report.layers if get(layer)]
     if heads < 2 or not layers:
@@ -104,9 +123,9 @@ def by_head(
 
 
 def per_head(
-    report: Report, title: str, note: str, ylabel: str, get: Callable[[LayerFigures], Sequence[float] | None]
+    report: ReportData, title: str, note: str, ylabel: str, get: Callable[[LayerData], Sequence[float] | None]
 ) -> list[Chart]:
-    """Mean over heads as a curve, each head as a faint dot."""
+    """Return a chart of the mean over heads as a curve, with a faint dot for each head."""
     charts = curves(title, note, ylabel, [("mean over heads", *column(report, lambda f: mean_of(get(f))))])
     dots = [(f.index, short(v, 5), f"head {h}") for f in report.layers for h, v in enumerate(get(f) or ())]
     for chart in charts:
@@ -117,7 +136,7 @@ def per_head(
 
 
 def _heat(rows: Sequence[Sequence[float | None]], names: tuple[str, str], low: float | None = None) -> dict[str, Any]:
-    """The values in 16 bits each, from ``low`` (the smallest unless given) to the largest; names of x and y."""
+    """Encode a matrix in 16 bits per value, from ``low`` (by default the smallest value) to the largest."""
     known = [v for row in rows for value in row if (v := finite(value)) is not None]
     low = min(known, default=0.0) if low is None else low
     top = max(known, default=1.0)
@@ -142,7 +161,7 @@ def _heat(rows: Sequence[Sequence[float | None]], names: tuple[str, str], low: f
 
 
 def _coarse(weights: Sequence[Sequence[float]]) -> tuple[list[list[float | None]], int]:
-    """(rows, k): the matrix, or for a large one the means over k x k cells."""
+    """Return the matrix, or for a large one the means over k x k cells; and k."""
     width = max(map(len, weights), default=0)
     step = -(-max(len(weights), width) // _CELLS)
     rows = []
@@ -152,17 +171,18 @@ def _coarse(weights: Sequence[Sequence[float]]) -> tuple[list[list[float | None]
     return rows, step
 
 
-def attention(maps: Sequence[Heatmap]) -> list[Chart]:
+def attention_maps(maps: Sequence[Heatmap]) -> list[Chart]:
+    """Return a chart for each heat map."""
     charts = []
-    for found in maps:
-        rows, step = _coarse(found.weights)
+    for heatmap in maps:
+        rows, step = _coarse(heatmap.weights)
         if not rows or not rows[0]:
             continue
         note = "Row: who looks; column: at whom." + (f" Each cell is a mean of {step} x {step}." if step > 1 else "")
-        joined = (found.tokens or len(found.weights)) / len(found.weights)
+        joined = (heatmap.tokens or len(heatmap.weights)) / len(heatmap.weights)
         if joined > 1:
             note += f" {joined:.3g} neighbours are joined in a cell, summed as keys and averaged as queries."
         heat = {**_heat(rows, ("key", "query"), low=0.0), "dx": step * joined, "dy": step * joined, "square": True}
         spec = {"x": {"title": "key"}, "y": {"title": "query"}, "heat": heat}
-        charts.append(Chart(f"Layer {found.layer}, head {found.head}", note, spec))
+        charts.append(Chart(f"Layer {heatmap.layer}, head {heatmap.head}", note, spec))
     return charts

@@ -1,71 +1,73 @@
-"""One HTML file that shows a depth report, offline: the verdict, curves, violins, heat maps and the data."""
+"""Renders a depth report as one HTML file that works offline."""
 
 from __future__ import annotations
 
 import json
 from html import escape
 from importlib.resources import files
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from leadline.report.html import charts as page_plots
-from leadline.report.html import tabs as page_tabs
-from leadline.report.html import text as page_text
-from leadline.report.html.charts import Chart
-from leadline.report.numbers import Report, write_whole
+from leadline.report.html import tabs, text
+from leadline.report.html.charts import Chart, attention_maps
+from leadline.report.layers import ReportData
 
-# the browser itself refuses to fetch anything from anywhere
+# with this policy the browser refuses to fetch anything from anywhere
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
-def save_page(report: Report, path: str | Path, before: Report | None = None) -> Path:
-    """Write ``report`` as one self-contained HTML file, which needs no network; returns its path.
+class Tab(NamedTuple):
+    """One tab of the page."""
 
-    With ``before``, a report of the same model before a change, one tab shows both side by side.
-    """
-    return write_whole(path, render(report, before).encode())
+    name: str
+    html: str  # shown above the charts
+    charts: list[Chart]
 
 
-def tabs(report: Report, before: Report | None = None) -> list[tuple[str, str, list[Chart]]]:
-    """(name, HTML above the charts, charts) of every tab that has something to show."""
-    empty = '<p class="soft">Not measured.</p>'
-    found = [
-        ("Similarity", "", page_tabs.similarity(report)),
-        ("Cosine", "", page_tabs.cosines(report)),
-        ("Entropy", "", page_tabs.entropies(report)),
-        ("Spectrum", "", page_tabs.spectrum(report)),
-        ("Norms and rank", "", page_tabs.norms(report)),
+def page_tabs(report: ReportData, before: ReportData | None = None) -> list[Tab]:
+    """Return the tabs of the page in order; heat maps and the comparison only if there is something to show."""
+    pages = [
+        Tab("Similarity", "", tabs.similarity(report)),
+        Tab("Cosine", "", tabs.cosines(report)),
+        Tab("Entropy", "", tabs.entropies(report)),
+        Tab("Spectrum", "", tabs.spectrum(report)),
+        Tab("Norms and rank", "", tabs.norms(report)),
     ]
     if report.heatmaps:
-        found.append(("Attention", "", page_plots.attention(report.heatmaps)))
+        pages.append(Tab("Attention", "", attention_maps(report.heatmaps)))
     if before is not None:
-        found.append(("Before / after", page_text.comparison(before, report), page_tabs.compared(before, report)))
-    numbers = f"<h3>Settings</h3>{page_text.settings(report)}{page_text.table(report, 'Layer by layer')}"
+        pages.append(Tab("Before / after", text.comparison(before, report), tabs.before_and_after(before, report)))
+    data = f"<h3>Settings</h3>{text.settings(report)}{text.table(report, 'Layer by layer')}"
     if before is not None:
-        numbers += f"<h3>Settings, before</h3>{page_text.settings(before)}"
-        numbers += page_text.table(before, "Layer by layer, before")
-    found.append(("Data", numbers, []))
-    return [(name, above or ("" if charts else empty), charts) for name, above, charts in found]
+        data += f"<h3>Settings, before</h3>{text.settings(before)}"
+        data += text.table(before, "Layer by layer, before")
+    pages.append(Tab("Data", data, []))
+    empty = '<p class="soft">Not measured.</p>'
+    return [tab if tab.html or tab.charts else tab._replace(html=empty) for tab in pages]
 
 
-def render(report: Report, before: Report | None = None) -> str:
-    """The whole page as text."""
+def render_page(report: ReportData, before: ReportData | None = None) -> str:
+    """Return the whole page as text.
+
+    Args:
+        report: The report to show.
+        before: A report of the same model before a change; one tab then shows both side by side.
+    """
     buttons: list[str] = []
     panels: list[str] = []
     specs: list[dict[str, Any]] = []
-    for i, (name, above, charts) in enumerate(tabs(report, before)):
-        figures = []
-        for chart in charts:
-            figures.append(_figure(chart, len(specs)))
+    for i, tab in enumerate(page_tabs(report, before)):
+        frames = []
+        for chart in tab.charts:
+            frames.append(_frame(chart, len(specs)))
             specs.append(chart.spec)
         on = i == 0
         buttons.append(
             f'<button type="button" role="tab" id="tab-{i}" aria-controls="panel-{i}" '
-            f'aria-selected="{str(on).lower()}" tabindex="{0 if on else -1}">{escape(name)}</button>'
+            f'aria-selected="{str(on).lower()}" tabindex="{0 if on else -1}">{escape(tab.name)}</button>'
         )
         panels.append(
             f'<section class="panel{" on" if on else ""}" role="tabpanel" id="panel-{i}" aria-labelledby="tab-{i}">'
-            f'<h2>{escape(name)}</h2>{above}<div class="charts">{"".join(figures)}</div></section>'
+            f'<h2>{escape(tab.name)}</h2>{tab.html}<div class="charts">{"".join(frames)}</div></section>'
         )
     assets = files("leadline.report.html") / "assets"
     css, chart_js, js = ((assets / name).read_text(encoding="utf-8") for name in ("page.css", "chart.js", "page.js"))
@@ -78,7 +80,7 @@ def render(report: Report, before: Report | None = None) -> str:
             f'<title>{escape(title)}</title>\n<link rel="icon" href="data:,">',
             f"<style>\n{css}</style>",
             '<script>document.documentElement.className = "js";</script>\n</head>\n<body>',
-            f"<header><h1>{escape(title)}</h1>{_subtitle(report, before)}{page_text.verdict(report)}</header>",
+            f"<header><h1>{escape(title)}</h1>{_subtitle(report, before)}{text.verdict(report)}</header>",
             f'<main><div role="tablist" aria-label="Figures">{"".join(buttons)}</div>',
             "<noscript><p>The charts need JavaScript; the numbers are in the table below.</p></noscript>",
             f'<div class="panels">{"".join(panels)}</div></main>',
@@ -89,7 +91,8 @@ def render(report: Report, before: Report | None = None) -> str:
     )
 
 
-def _subtitle(report: Report, before: Report | None) -> str:
+def _subtitle(report: ReportData, before: ReportData | None) -> str:
+    """Return the line below the title."""
     blocks = max(0, len(report.layers) - 1)
     words = f"{blocks} block{'' if blocks == 1 else 's'}"
     if "checkpoint" in report.settings:
@@ -99,7 +102,8 @@ def _subtitle(report: Report, before: Report | None) -> str:
     return f'<p class="soft">{escape(words)}</p>'
 
 
-def _figure(chart: Chart, index: int) -> str:
+def _frame(chart: Chart, index: int) -> str:
+    """Return the frame of chart number ``index``, which the script fills."""
     note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
     width = f' style="min-width:{chart.min_width}px"' if chart.min_width else ""
     return (
@@ -110,6 +114,6 @@ def _figure(chart: Chart, index: int) -> str:
 
 
 def _json(value: object) -> str:
-    """JSON that is safe inside a script element."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    """Encode as JSON that is safe inside a script element."""
+    encoded = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return encoded.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

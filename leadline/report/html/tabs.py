@@ -1,4 +1,4 @@
-"""Which charts stand in which tab of the page."""
+"""Chooses the charts of each tab of the page."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from leadline.report.html.charts import LAYER, Chart, Line, by_head, column, curves, per_head, violins
-from leadline.report.layers import LayerFigures
-from leadline.report.numbers import Report, finite, mean_of, outline
+from leadline.report.layers import LayerData, ReportData
+from leadline.report.numbers import finite, mean_of
 
 
-def similarity(report: Report) -> list[Chart]:
+def similarity(report: ReportData) -> list[Chart]:
+    """Return curves of similarity, diversity, rate of escalation, and of the cures tried."""
     layers, x = report.layers, [layer.index for layer in report.layers]
     lines = [
         ("similarity", *column(report, lambda f: f.similarity)),
@@ -48,8 +49,8 @@ def similarity(report: Report) -> list[Chart]:
     return charts + trials(report)
 
 
-def trials(report: Report) -> list[Chart]:
-    """Similarity by layer as it is, and with each cure that was tried."""
+def trials(report: ReportData) -> list[Chart]:
+    """Return similarity by layer without a cure and with each cure that was tried; also entropy where measured."""
     ran = [trial for trial in report.verdict.trials if trial.error is None and trial.similarity]
     if not ran:
         return []
@@ -73,14 +74,20 @@ def trials(report: Report) -> list[Chart]:
     return charts
 
 
-def cosines(report: Report, title: str = "Cosine of token pairs") -> list[Chart]:
+def cosines(report: ReportData, title: str = "Cosine of token pairs") -> list[Chart]:
+    """Return violins of the cosine of token pairs by layer."""
     places = [(layer.index, f"layer {layer.index}, {layer.name}", layer.cosines) for layer in report.layers]
     note = "Each shape is the histogram of the cosine over all pairs of tokens; each is drawn to the same width."
     return violins(title, note, LAYER, "cosine", places)
 
 
-def entropies(report: Report, most: int = 96) -> list[Chart]:
-    """Entropy violins, the heads of a layer side by side, in charts of at most ``most`` violins or one layer."""
+def entropies(report: ReportData, most: int = 96) -> list[Chart]:
+    """Return curves and violins of attention entropy.
+
+    Args:
+        report: The report to show.
+        most: Largest number of violins in a chart, unless one layer has more heads.
+    """
     layers = [layer for layer in report.layers if layer.entropies]
     charts = curves(
         "Mean attention entropy",
@@ -97,7 +104,7 @@ def entropies(report: Report, most: int = 96) -> list[Chart]:
     charts += by_head(report, "Entropy by layer and head", "head", lambda f: f.entropy)
     heads = max((len(layer.entropies or ()) for layer in layers), default=1)
     group = max(1, most // heads)
-    ends = [v for f in layers for d in f.entropies or () if (o := outline(d)) for v in (o[0][0], o[0][-1])]
+    ends = [v for f in layers for d in f.entropies or () if (o := d.outline()) for v in (o[0][0], o[0][-1])]
     low, top = min(ends, default=0.0), max(ends, default=1.0)
     low = 0.0 if low < top / 2 else low - 0.5 * (top - low)  # from 0 on, unless all of them are far from it
     for start in range(0, len(layers), group):
@@ -108,7 +115,7 @@ def entropies(report: Report, most: int = 96) -> list[Chart]:
             ticks.append((left + (heads - 1) / 2, str(layer.index)))
             places += [(left + h, f"layer {layer.index}, head {h}", d) for h, d in enumerate(layer.entropies or ())]
         names = f"layer {part[0].index}" if len(part) == 1 else f"layers {part[0].index} to {part[-1].index}"
-        found = violins(
+        drawn = violins(
             f"Attention entropy, {names}",
             "One shape a head, over all queries; the heads of a layer stand side by side.",
             "layer",
@@ -117,18 +124,20 @@ def entropies(report: Report, most: int = 96) -> list[Chart]:
             points=24,
             ticks=ticks,
         )
-        for chart in found:
+        for chart in drawn:
             edge = 0.04 * (top - low)
             chart.spec["y"]["range"] = [low - edge, top + edge]  # the same in all of them
-        charts += found
+        charts += drawn
     return charts
 
 
 def _known(values: Sequence[float] | None) -> list[float]:
+    """Return the finite values."""
     return [v for v in values or () if finite(v) is not None]
 
 
-def spectrum(report: Report) -> list[Chart]:
+def spectrum(report: ReportData) -> list[Chart]:
+    """Return delta, omega and the second eigenvalue by layer and head."""
     return [
         *per_head(
             report,
@@ -154,7 +163,8 @@ def spectrum(report: Report) -> list[Chart]:
     ]
 
 
-def norms(report: Report) -> list[Chart]:
+def norms(report: ReportData) -> list[Chart]:
+    """Return token norm, effective rank, change and gradient norm by layer."""
     one = [
         ("Length of a token", "Mean over tokens.", "norm", lambda f: f.norm, {"zero": True}),
         (
@@ -186,12 +196,10 @@ def norms(report: Report) -> list[Chart]:
     ]
 
 
-def compared(before: Report, after: Report) -> list[Chart]:
-    """Both reports in the same axes, then their cosine violins side by side."""
+def before_and_after(before: ReportData, after: ReportData) -> list[Chart]:
+    """Return curves of both reports in the same axes, then their cosine violins side by side."""
 
-    def both(
-        title: str, note: str, ylabel: str, get: Callable[[LayerFigures], float | None], **axis: Any
-    ) -> list[Chart]:
+    def both(title: str, note: str, ylabel: str, get: Callable[[LayerData], float | None], **axis: Any) -> list[Chart]:
         return curves(title, note, ylabel, [("before", *column(before, get)), ("after", *column(after, get))], **axis)
 
     charts = [

@@ -1,12 +1,12 @@
-"""The words and tables of the page: verdict, cures tried, comparison, data. Every text is escaped here."""
+"""Renders the words and tables of the page as escaped HTML: verdict, trials, comparison, data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
 
-from leadline.report.layers import LayerFigures, Trial
-from leadline.report.numbers import NONE, Report, call, finite, mean_of, number, said, spans
+from leadline.report.layers import LayerData, ReportData, Trial
+from leadline.report.numbers import NONE, as_text, cure_call, finite, mean_of, number, spans
 from leadline.report.verdict import TREND_BLOCKS, depth_of_collapse, entropy_share
 
 _KINDS = {
@@ -16,17 +16,17 @@ _KINDS = {
 }
 
 
-def _last(report: Report) -> float | None:
+def _last(report: ReportData) -> float | None:
     return finite(report.layers[-1].similarity) if report.layers else None
 
 
-def _passes(report: Report) -> list[tuple[str, str]]:
+def _passes(report: ReportData) -> list[tuple[str, str]]:
     levels = report.verdict.passes.items()
     return [(level, "never" if layer is None else f"layer {layer}") for level, layer in levels]
 
 
-def facts(report: Report) -> list[tuple[str, str, str]]:
-    """The numbers behind the verdict: (what, number, remark)."""
+def facts(report: ReportData) -> list[tuple[str, str, str]]:
+    """Return the numbers behind the verdict: name, number and remark of each."""
     verdict, depth = report.verdict, max(0, len(report.layers) - 1)
     entry = finite(report.layers[0].similarity) if report.layers else None
     redundant = spans(verdict.redundant)
@@ -62,11 +62,11 @@ def facts(report: Report) -> list[tuple[str, str, str]]:
     ]
 
 
-def advice(report: Report) -> str:
-    """What to do, in one sentence of HTML."""
+def advice(report: ReportData) -> str:
+    """Return the advice, one sentence of HTML."""
     verdict = report.verdict
     if verdict.recommendation:
-        return f"Recommended, because it moved the number: <code>{escape(call(verdict.recommendation))}</code>"
+        return f"Recommended, because it moved the number: <code>{escape(cure_call(verdict.recommendation))}</code>"
     if verdict.kind == "no collapse":
         return "Leave it alone: nothing collapses here."
     ran = [trial for trial in verdict.trials if trial.error is None]
@@ -78,16 +78,22 @@ def advice(report: Report) -> str:
 
 
 def _step(before: float | None, after: float | None) -> list[str]:
-    """Cells: before, after and the change between them."""
+    """Return three cells: before, after and the change."""
     change = NONE
     if before is not None and after is not None:
         change = ("+" if after > before else "") + number(float(f"{after - before:.3g}"))
     return [number(before), number(after), change]
 
 
-def _trial_row(trial: Trial, starts: list[tuple[float | None, float | None]], best: bool) -> str:
-    """``starts``: (before, after) of each number shown."""
-    cells = [cell for before, after in starts for cell in _step(before, after)]
+def _trial_row(trial: Trial, pairs: list[tuple[float | None, float | None]], best: bool) -> str:
+    """Return the row of one trial.
+
+    Args:
+        trial: The cure that was tried.
+        pairs: Before and after of each number shown.
+        best: Whether this cure is recommended.
+    """
+    cells = [cell for before, after in pairs for cell in _step(before, after)]
     if trial.error is not None:
         word = f"could not be tried: {trial.error}"
     else:
@@ -101,8 +107,8 @@ def _trial_row(trial: Trial, starts: list[tuple[float | None, float | None]], be
     )
 
 
-def trials(report: Report) -> str:
-    """Every cure that was tried on the same batch, those that did not help too."""
+def trials(report: ReportData) -> str:
+    """Return a table of every cure that was tried, helpful or not; empty if none was."""
     verdict = report.verdict
     if not verdict.trials:
         return ""
@@ -112,10 +118,10 @@ def trials(report: Report) -> str:
     rows = []
     for trial in verdict.trials:
         ran = trial.error is None
-        starts = [(similarity, finite(trial.similarity[-1]) if ran and trial.similarity else None)]
+        pairs = [(similarity, finite(trial.similarity[-1]) if ran and trial.similarity else None)]
         if about_entropy:
-            starts.insert(0, (entropy, mean_of(trial.entropy)))
-        rows.append(_trial_row(trial, starts, ran and trial.cure == verdict.recommendation))
+            pairs.insert(0, (entropy, mean_of(trial.entropy)))
+        rows.append(_trial_row(trial, pairs, ran and trial.cure == verdict.recommendation))
     groups = ["similarity after the last layer"]
     note = ""
     if about_entropy:
@@ -130,24 +136,24 @@ def trials(report: Report) -> str:
     )
 
 
-def verdict(report: Report) -> str:
-    """The top of the page."""
+def verdict(report: ReportData) -> str:
+    """Return the top of the page: verdict, advice, numbers and trials."""
     kind = _KINDS.get(report.verdict.kind, report.verdict.kind)
     tiles = "".join(
         f"<div><dt>{escape(what)}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
         for what, value, remark in facts(report)
     )
-    todo = advice(report)
-    said_once = "" if todo in report.verdict.text else f'<p class="advice">{todo}</p>'
+    sentence = advice(report)
+    paragraph = "" if sentence in report.verdict.text else f'<p class="advice">{sentence}</p>'
     return (
         f'<section class="verdict" aria-label="Verdict"><p class="kind">{escape(kind)}</p>'
-        f'<p class="text">{escape(report.verdict.text)}</p>{said_once}</section>'
+        f'<p class="text">{escape(report.verdict.text)}</p>{paragraph}</section>'
         f'<dl class="tiles">{tiles}</dl>{trials(report)}'
     )
 
 
-def comparison(before: Report, after: Report) -> str:
-    """Both verdicts and their numbers, side by side."""
+def comparison(before: ReportData, after: ReportData) -> str:
+    """Return a table of both verdicts and their numbers, side by side."""
     second = {what: value for what, value, _ in facts(after)}
     pairs = [("Model", before.model, after.model), ("Verdict", before.verdict.kind, after.verdict.kind)]
     pairs += [(what, value, second.get(what, NONE)) for what, value, _ in facts(before)]
@@ -161,29 +167,30 @@ def comparison(before: Report, after: Report) -> str:
     )
 
 
-def _unlike(before: Report, after: Report) -> str:
-    """What else differs than a change to one model, which the table is for."""
-    sides = [{"model": found.model, "blocks": len(found.layers) - 1, **found.settings} for found in (before, after)]
+def _unlike(before: ReportData, after: ReportData) -> str:
+    """Return a warning if the reports are not of one model on one input; otherwise nothing."""
+    sides = [{"model": report.model, "blocks": len(report.layers) - 1, **report.settings} for report in (before, after)]
     names = ("model", "blocks", "samples", "tokens")
     pairs = [(name, *(side.get(name) for side in sides)) for name in names]
-    words = escape(", ".join(f"{name} {said(one)} and {said(two)}" for name, one, two in pairs if one != two))
+    words = escape(", ".join(f"{name} {as_text(one)} and {as_text(two)}" for name, one, two in pairs if one != two))
     return f"<p><strong>Not one model on one input:</strong> {words}. Differences may come from that.</p>" * bool(words)
 
 
-def settings(report: Report) -> str:
+def settings(report: ReportData) -> str:
+    """Return the list of settings."""
     items = [("model", report.model), *report.settings.items()]
-    rows = "".join(f"<dt>{escape(str(key))}</dt><dd>{escape(said(value))}</dd>" for key, value in items)
+    rows = "".join(f"<dt>{escape(str(key))}</dt><dd>{escape(as_text(value))}</dd>" for key, value in items)
     return f'<dl class="settings">{rows}</dl>'
 
 
-def table(report: Report, caption: str) -> str:
-    """One row a layer; columns in which nothing was measured are left out."""
+def table(report: ReportData, caption: str) -> str:
+    """Return a table with a row per layer, without the columns in which nothing was measured."""
     parts = sorted({part for layer in report.layers for part in layer.rates})
 
-    def of(part: str) -> Callable[[LayerFigures], float | None]:
+    def of(part: str) -> Callable[[LayerData], float | None]:
         return lambda f: f.rates.get(part)
 
-    columns: Sequence[tuple[str, Callable[[LayerFigures], float | None]]] = [
+    columns: Sequence[tuple[str, Callable[[LayerData], float | None]]] = [
         ("similarity", lambda f: f.similarity),
         ("sim. patches", lambda f: f.similarity_patches),
         ("diversity", lambda f: f.diversity),

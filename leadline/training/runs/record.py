@@ -11,7 +11,7 @@ from typing import Any
 from leadline.errors import LeadlineError
 from leadline.files import whole
 from leadline.probing import DepthReport
-from leadline.report.layers import LayerFigures
+from leadline.report.layers import LayerData
 from leadline.training.run_folder.logs import read_rows
 
 _POINTS = 150  # of a curve, at most
@@ -38,7 +38,7 @@ class Record:
         return self.figures["diverged"] is not None
 
     @property
-    def layers(self) -> list[LayerFigures]:
+    def layers(self) -> list[LayerData]:
         """The probe's figures by layer; empty if there was no probe."""
         text = self.figures["report"]
         return [] if text is None else DepthReport.from_json(text).layers

@@ -310,7 +310,7 @@ var DepthChart = (function () {
     });
   };
 
-  // everything that can be read out, in order: {at: [x, y] or null for all heights, title, rows}
+  // the stops, places with a read-out, in order: {at: [x, y] or null for all heights, title, rows}
   Chart.prototype.stops = function () {
     if (this.spec.violins) return this.spec.violins.items.map(function (item) { return item[0]; });
     var all = {};
@@ -318,8 +318,8 @@ var DepthChart = (function () {
     return Object.keys(all).map(function (key) { return all[key]; }).sort(function (a, b) { return a - b; });
   };
 
-  // what is to be said at stop number i; y tells which of several dots is meant
-  Chart.prototype.said = function (i, y) {
+  // the read-out at stop number i; y chooses among several dots
+  Chart.prototype.readOut = function (i, y) {
     var spec = this.spec, chart = this;
     if (spec.heat) {
       var h = spec.heat, column = i % h.columns, row = Math.floor(i / h.columns), code = this.values[i];
@@ -353,22 +353,22 @@ var DepthChart = (function () {
   };
 
   Chart.prototype.show = function (i, y) {
-    var said = this.said(i, y === undefined ? this.area.top : y), x = this.px(said.x), chart = this;
+    var stop = this.readOut(i, y === undefined ? this.area.top : y), x = this.px(stop.x), chart = this;
     this.hide();
-    if (!said.rows.length || x < this.area.left - 1 || x > this.area.left + this.area.width + 1) return;
+    if (!stop.rows.length || x < this.area.left - 1 || x > this.area.left + this.area.width + 1) return;
     this.hover = i;
-    if (!said.cell) svg("path", { d: "M" + x + " " + this.area.top + "v" + this.area.height, stroke: SOFT, "stroke-dasharray": "3 3" }, this.cursor);
+    if (!stop.cell) svg("path", { d: "M" + x + " " + this.area.top + "v" + this.area.height, stroke: SOFT, "stroke-dasharray": "3 3" }, this.cursor);
     if (!tip) { tip = html("div", "tip", document.body); tip.setAttribute("role", "status"); }
     tip.replaceChildren();
-    html("strong", "", tip, said.title);
-    said.rows.forEach(function (row) {
-      svg("circle", { cx: x, cy: chart.py(row.y), r: said.cell ? 4 : 6, fill: "none", stroke: said.cell ? "#D55E00" : INK, "stroke-width": 1.5, "clip-path": "url(#" + chart.id + ")" }, chart.cursor);
+    html("strong", "", tip, stop.title);
+    stop.rows.forEach(function (row) {
+      svg("circle", { cx: x, cy: chart.py(row.y), r: stop.cell ? 4 : 6, fill: "none", stroke: stop.cell ? "#D55E00" : INK, "stroke-width": 1.5, "clip-path": "url(#" + chart.id + ")" }, chart.cursor);
       var line = html("div", "", tip);
       if (row.part) sample(line, row.part);
       html("span", "", line, row.text);
     });
     tip.hidden = false;
-    spot = [this, x, this.py(said.rows[0].y)];
+    spot = [this, x, this.py(stop.rows[0].y)];
     place();
   };
 

@@ -1,4 +1,4 @@
-"""The few figures that cost next to nothing, taken on a forward pass that runs anyway."""
+"""Hooks that record four cheap metrics per block, and entropy if asked for, during one forward pass."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leadline.anatomy.blocks import Block, as_tokens, find_parts, stream_in, stream_out
+from leadline.anatomy.blocks import Block, find_parts
+from leadline.anatomy.streams import as_tokens, stream_in, stream_out
 from leadline.errors import LeadlineError
 from leadline.metrics import attention_entropy
 from leadline.metrics._tokens import power_of_two
-from leadline.probing.attention import AttentionCatcher, Caught, measuring
+from leadline.probing.attention_capture import AttentionCapture, CapturedAttention, full_precision
 
-NAMES = ("similarity", "diversity", "cosine", "norm")
+METRICS = ("similarity", "diversity", "cosine", "norm")
 
 
-def light_figures(X: Tensor, mask: Tensor | None) -> Tensor:
-    """(4,): t_sim, t_div, t_cos and the mean length of a token, each sample alone, then the mean.
+def basic_metrics(X: Tensor, mask: Tensor | None) -> Tensor:
+    """Return t_sim, t_div, t_cos and the mean norm of a token, (4,), measured per sample, then averaged.
 
-    X (B, n, d), mask (B, n). A few passes over X and no wait for the device; NaN in, NaN out. What the squares of
-    tiny or huge tokens would lose is scaled by powers of two, which round nothing.
+    It takes a few passes over X and does not wait for the device. NaN in X gives NaN. Tokens are scaled by powers of
+    two, which round nothing, so that the squares of tiny or huge tokens are not lost.
+
+    Args:
+        X: (B, n, d).
+        mask: (B, n), True = a real token.
     """
     X = X.float() if X.dtype in (torch.float16, torch.bfloat16) else X
     if mask is None:
@@ -42,7 +47,7 @@ def light_figures(X: Tensor, mask: Tensor | None) -> Tensor:
     mean = X.sum(1) / count[:, None]  # (B, d)
     centred = X - mean[:, None]
     centred = centred if mask is None else centred.masked_fill(~mask[..., None], 0)
-    rest = centred.sum(1) / count[:, None]  # the mean is right to rounding only: see metrics._tokens.split
+    rest = centred.sum(1) / count[:, None]  # the rounding error of the mean; see metrics._tokens.split
     shared = count * (mean + rest).square().sum(-1)
     spread = centred.square().sum((1, 2)) - count * rest.square().sum(-1)
     total = shared + spread
@@ -51,50 +56,59 @@ def light_figures(X: Tensor, mask: Tensor | None) -> Tensor:
     return torch.stack((similarity, diversity, cosine, norm)).mean(-1)
 
 
-class LightRecorder:
-    """Figures of what enters the first block and leaves every block, in the order of the calls."""
+class BasicRecorder:
+    """Records the basic metrics of the first block's input and of every block's output, in the order of the calls.
+
+    Args:
+        blocks: The blocks to record.
+        entropy: Record the attention entropy too.
+        on_block: Called after every block.
+    """
 
     def __init__(
-        self, blocks: Sequence[Block], entropy: bool = False, passed: Callable[[], None] = lambda: None
+        self, blocks: Sequence[Block], entropy: bool = False, on_block: Callable[[], None] = lambda: None
     ) -> None:
-        self.blocks, self.entropy, self.passed = list(blocks), entropy, passed
+        self.blocks, self.entropy, self.on_block = list(blocks), entropy, on_block
         self._parts = {block.module: find_parts(block.module) for block in blocks}
         self.names = {block.module: block.name for block in blocks}
         self.start(None)
 
     def start(self, mask: Tensor | None) -> None:
+        """Begin a new forward pass with the padding mask (B, n), True = a real token."""
         self.mask = mask
         self.rows: list[Tensor] = []  # (4,) each, still on the device
         self.layer_names = ["input"]
         self.entropies: list[Tensor | None] = []  # by layer, () each
-        self.tokens: int | None = None  # of the block that runs
+        self.tokens: int | None = None  # of the block that is running and whose attention is still to come
 
     @contextmanager
     def attached(self) -> Iterator[None]:
+        """Attach the hooks, and remove them on exit."""
         with ExitStack() as stack:
             for block in self.blocks:
-                stack.callback(block.module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
-                stack.callback(block.module.register_forward_hook(self._leave).remove)
+                stack.callback(block.module.register_forward_pre_hook(self._before_block, with_kwargs=True).remove)
+                stack.callback(block.module.register_forward_hook(self._after_block).remove)
             if self.entropy:
-                stack.enter_context(AttentionCatcher(lambda: self.tokens, self._receive))
+                stack.enter_context(AttentionCapture(lambda: self.tokens, self._receive))
             yield
 
-    def similarity(self) -> list[float]:
-        return self.figures()["similarity"]
+    def metrics(self) -> dict[str, list[float]]:
+        """Return each basic metric by layer; waits for the device.
 
-    def figures(self) -> dict[str, list[float]]:
-        """By name and layer; waits for the device."""
+        Raises:
+            LeadlineError: If no block ran.
+        """
         if not self.rows:
             raise LeadlineError("no block ran in the forward pass that was to be measured; see blocks=")
         table = torch.stack(self.rows).T.tolist()
-        return dict(zip(NAMES, table, strict=True))
+        return dict(zip(METRICS, table, strict=True))
 
     def entropy_by_layer(self) -> list[float] | None:
-        """Mean over samples, heads and queries, in nats; None when attention was not seen in every layer."""
-        seen = [entropy.item() for entropy in self.entropies if entropy is not None]
-        return seen if len(seen) == len(self.rows) - 1 else None
+        """Return the entropy in nats, mean over samples, heads and queries; None if a layer's attention is missing."""
+        values = [entropy.item() for entropy in self.entropies if entropy is not None]
+        return values if len(values) == len(self.rows) - 1 else None
 
-    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _before_block(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         source = stream_in(args, kwargs)
         if source is None:
             return
@@ -103,30 +117,30 @@ class LightRecorder:
         self.tokens = as_tokens(source, self._parts[module].sequence_first).shape[1]
         self.entropies.append(None)
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _after_block(self, module: nn.Module, args: Any, output: Any) -> None:
         result = stream_out(output)
         self.tokens = None
         if result is not None:
             self._measure(result, module)
             self.layer_names.append(self.names[module])
-        self.passed()
+        self.on_block()
 
     def _measure(self, source: Tensor, module: nn.Module) -> None:
-        wanted, self.tokens = self.tokens, None
-        with measuring(source.device):
+        tokens, self.tokens = self.tokens, None  # products of the metrics are not attention
+        with full_precision(source.device):
             x = as_tokens(source.detach(), self._parts[module].sequence_first)
             mask = self.mask if self.mask is not None and self.mask.shape == x.shape[:2] else None
-            self.rows.append(light_figures(x, mask))
-        self.tokens = wanted
+            self.rows.append(basic_metrics(x, mask))
+        self.tokens = tokens
 
-    def _receive(self, caught: Caught) -> None:
-        self.tokens = None  # the first attention of a block is meant
+    def _receive(self, attention: CapturedAttention) -> None:
+        self.tokens = None  # only the first attention of a block counts
         means = []
-        with measuring(self.rows[0].device):
-            for sample, _, P in caught.chunks(1):
+        with full_precision(self.rows[0].device):
+            for sample, _, P in attention.chunks(1):
                 P = P.float() if P.dtype in (torch.float16, torch.bfloat16) else P
                 mask = self.mask
-                real = mask[sample] if mask is not None and mask.shape[1] == caught.tokens else None
+                real = mask[sample] if mask is not None and mask.shape[1] == attention.tokens else None
                 entropy = attention_entropy(P[0] if real is None else P[0, :, real])  # (h, n)
                 means.append(entropy.mean(-1))
             self.entropies[-1] = torch.cat(means).mean()

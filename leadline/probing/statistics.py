@@ -1,0 +1,266 @@
+"""Running statistics of layers, attention heads and token pairs, in constant memory."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import torch
+from torch import Tensor
+
+from leadline.metrics import (
+    attention_entropy,
+    delta,
+    effective_rank,
+    omega,
+    second_eigenvalue,
+    token_cosine,
+    token_diversity,
+    token_similarity,
+)
+from leadline.probing.attention_capture import CapturedAttention
+from leadline.probing.block_call import BlockCall
+from leadline.report.layers import Distribution, LayerData
+
+_COSINE_BINS = 200  # over [-1, 1]
+_ENTROPY_BIN = 0.05  # nats
+_CHUNK_PAIRS = 1 << 22  # of tokens in memory at a time
+
+
+class RunningMean:
+    """The mean of values that come in batches; NaN values are left out.
+
+    Sums are Python numbers, as are the counts of ``RunningHistogram``. Small tensors that live long would lie between
+    the large ones of the model and fragment the heap.
+    """
+
+    def __init__(self) -> None:
+        self.sums: list[float] = []
+        self.counts: list[int] = []
+
+    def add(self, values: Tensor) -> None:
+        """Add values (B,) or (B, k): each of the B samples counts once, each of the k columns has its own mean."""
+        values = values.detach().double().reshape(len(values), -1)
+        sums = values.nan_to_num(0.0, torch.inf, -torch.inf).sum(0).tolist()
+        counts = (~values.isnan()).sum(0).tolist()
+        self.sums = [a + b for a, b in zip(self.sums or [0.0] * len(sums), sums, strict=True)]
+        self.counts = [a + b for a, b in zip(self.counts or [0] * len(counts), counts, strict=True)]
+
+    def value(self) -> float | None:
+        """Return the mean of single numbers; None if there is none or it is not finite."""
+        values = self.values()
+        return None if values is None else values[0]
+
+    def values(self) -> list[float] | None:
+        """Return the means by column; None if one of them is missing or not finite."""
+        if not self.counts or not all(self.counts):
+            return None
+        means = [total / count for total, count in zip(self.sums, self.counts, strict=True)]
+        return means if all(map(math.isfinite, means)) else None
+
+
+class RunningHistogram:
+    """Histograms of values that come in batches; their means are exact.
+
+    Args:
+        start: Lower edge of the first bin.
+        width: Width of each bin.
+        bins: Number of bins to begin with.
+        rows: Number of histograms.
+    """
+
+    def __init__(self, start: float, width: float, bins: int, rows: int = 1) -> None:
+        self.start, self.width = start, width
+        self.counts = [[0] * bins for _ in range(rows)]
+        self.sums = [0.0] * rows
+
+    def add(self, values: Tensor) -> None:
+        """Add values (rows, k), none of which is NaN. Bins are added at the end as needed."""
+        rows, bins = len(self.counts), len(self.counts[0])
+        at = ((values.detach() - self.start) / self.width).floor().long().clamp(min=0)
+        if self.start < 0:  # a closed interval: rounding may put a cosine of 1 beyond its end
+            at = at.clamp(max=bins - 1)
+        bins = max(bins, int(at.max()) + 1 if at.numel() else 0)
+        at = at + bins * torch.arange(rows, device=at.device)[:, None]
+        new = torch.bincount(at.flatten(), minlength=rows * bins).view(rows, bins).tolist()
+        for row, counts in enumerate(new):
+            old = self.counts[row] + [0] * (bins - len(self.counts[row]))
+            self.counts[row] = [a + b for a, b in zip(old, counts, strict=True)]
+        self.sums = [a + b for a, b in zip(self.sums, values.double().sum(-1).tolist(), strict=True)]
+
+    def distribution(self, row: int = 0) -> Distribution:
+        """Return one of the histograms with its mean, median and mode."""
+        counts = self.counts[row]
+        total = sum(counts)
+        edges = [self.start + self.width * i for i in range(len(counts) + 1)]
+        if not total:
+            return Distribution(edges, list(counts), math.nan, math.nan, math.nan)
+        before, middle = 0, 0
+        while 2 * (before + counts[middle]) < total:
+            before += counts[middle]
+            middle += 1
+        median = edges[middle] + self.width * (total / 2 - before) / counts[middle]
+        mode = edges[counts.index(max(counts))] + self.width / 2
+        return Distribution(edges, list(counts), self.sums[row] / total, median, mode)
+
+
+class CosineHistogram:
+    """The distribution of the cosine over all pairs of tokens i < j of each sample.
+
+    As in ``token_cosine`` a zero token has cosine 0 with every other.
+    """
+
+    def __init__(self) -> None:
+        self.histogram = RunningHistogram(-1.0, 2.0 / _COSINE_BINS, _COSINE_BINS)
+
+    def add(self, X: Tensor, mask: Tensor | None) -> None:
+        """Add the pairs of X (B, n, d), mask (B, n), a few rows of pairs at a time."""
+        unit = torch.nn.functional.normalize(X.float() if X.dtype != torch.float64 else X, dim=-1, eps=1e-30)
+        for i, tokens in enumerate(unit):
+            real = tokens if mask is None else tokens[mask[i]]
+            n = len(real)
+            rows = max(1, _CHUNK_PAIRS // max(n, 1))
+            for top in range(0, n, rows):
+                pairs = real[top : top + rows] @ real.T
+                later = (
+                    torch.arange(n, device=X.device) > torch.arange(top, min(top + rows, n), device=X.device)[:, None]
+                )
+                self.histogram.add(pairs[later][None])
+
+    def distribution(self) -> Distribution | None:
+        """Return the distribution; None if there was no pair."""
+        return self.histogram.distribution() if any(self.histogram.counts[0]) else None
+
+
+class AttentionStatistics:
+    """Metrics of the attention heads of one layer, measured per sample and head, then averaged over samples."""
+
+    def __init__(self) -> None:
+        self.entropy, self.delta, self.omega, self.second_eigenvalue = (RunningMean() for _ in range(4))
+        self.uniform = RunningMean()  # entropy of uniform attention
+        self.entropies: RunningHistogram | None = None
+
+    def add(self, attention: CapturedAttention, X: Tensor, mask: Tensor | None) -> None:
+        """Add the attention of one batch.
+
+        Args:
+            attention: The captured weights.
+            X: (B, n, d), the tokens that entered the attention.
+            mask: (B, n), True = a real token.
+        """
+        self.entropies = self.entropies or RunningHistogram(0.0, _ENTROPY_BIN, 1, attention.heads)
+        rows: dict[str, list[Tensor]] = defaultdict(list)
+        for sample, head, P in attention.chunks(X.shape[-1]):
+            real = None if mask is None else mask[sample : sample + 1]
+            P = P.float() if P.dtype in (torch.float16, torch.bfloat16) else P
+            P = P if real is None else P.masked_fill(~real[:, None, :, None], 0)
+            entropy = attention_entropy(P)[0]  # (h, n)
+            rows["queries"].append(entropy if real is None else entropy[:, real[0]])
+            rows["delta"].append(delta(P, real, tolerance=1e-6)[0])
+            rows["second"].append(second_eigenvalue(P, real, tolerance=1e-6)[0])
+            rows["omega"].append(omega(X[sample : sample + 1].to(P), P, real)[0])
+            if head + len(entropy) == attention.heads:  # the last heads of this sample
+                whole = {name: torch.cat(parts)[None] for name, parts in rows.items()}  # (1, H) or (1, H, n)
+                self.uniform.add(_uniform_entropy(P, real))
+                self.entropies.add(whole["queries"][0])
+                self.entropy.add(whole["queries"].mean(-1))
+                self.delta.add(whole["delta"])
+                self.second_eigenvalue.add(whole["second"])
+                self.omega.add(whole["omega"])
+                rows.clear()
+
+    def distributions(self) -> list[Distribution] | None:
+        """Return the distribution of entropy over queries, per head; None if no attention was captured."""
+        if self.entropies is None:
+            return None
+        return [self.entropies.distribution(row) for row in range(len(self.entropies.counts))]
+
+
+class LayerStatistics:
+    """Metrics of one layer over the batches so far."""
+
+    def __init__(self, index: int, name: str) -> None:
+        self.index, self.name = index, name
+        self.similarity, self.diversity, self.cosine, self.norm, self.rank = (RunningMean() for _ in range(5))
+        self.patches, self.rate, self.change, self.gain, self.gradient = (RunningMean() for _ in range(5))
+        self.rates: dict[str, RunningMean] = {}
+        self.cosines = CosineHistogram()
+        self.attention = AttentionStatistics()
+
+    def add_tokens(self, X: Tensor, mask: Tensor | None, prefix: int) -> None:
+        """Add the tokens that leave the layer on one batch.
+
+        Args:
+            X: (B, n, d), with padding set to 0.
+            mask: (B, n), True = a real token.
+            prefix: How many class and register tokens come before the patches.
+        """
+        self.similarity.add(token_similarity(X, mask))
+        self.diversity.add(token_diversity(X, mask))
+        self.cosine.add(token_cosine(X, mask))
+        self.rank.add(effective_rank(X, mask))
+        lengths = torch.linalg.vector_norm(X.double(), dim=-1)  # (B, n)
+        real = torch.ones_like(lengths) if mask is None else mask.double()
+        self.norm.add((lengths * real).sum(-1) / real.sum(-1))
+        self.cosines.add(X, mask)
+        if 0 < prefix < X.shape[1]:
+            self.patches.add(token_similarity(X[:, prefix:], None if mask is None else mask[:, prefix:]))
+
+    def add_call(self, call: BlockCall, y: Tensor, mask: Tensor | None) -> None:
+        """Add what a call of the block changed from its input to its output y (B, n, d)."""
+        self.rate.add(token_diversity(call.x, mask) / token_diversity(y, mask))
+        self.change.add(_length(y - call.x) / _length(call.x))
+        for part, rate in call.rates(y, mask).items():
+            self.rates.setdefault(part, RunningMean()).add(rate)
+        gain = call.gain(y, mask)
+        if gain is not None:
+            self.gain.add(gain)
+
+    def layer_data(self) -> LayerData:
+        """Return the averages over all samples."""
+
+        def value_or_nan(mean: RunningMean) -> float:
+            value = mean.value()
+            return float("nan") if value is None else value
+
+        rates = {part: self.rates[part].value() for part in ("attention", "norm", "mlp") if part in self.rates}
+        heads = self.attention
+        return LayerData(
+            index=self.index,
+            name=self.name,
+            similarity=value_or_nan(self.similarity),
+            diversity=value_or_nan(self.diversity),
+            cosine=value_or_nan(self.cosine),
+            norm=value_or_nan(self.norm),
+            effective_rank=value_or_nan(self.rank),
+            similarity_patches=self.patches.value(),
+            cosines=self.cosines.distribution(),
+            rate=self.rate.value(),
+            rates={part: rate for part, rate in rates.items() if rate is not None},
+            entropy=heads.entropy.values(),
+            entropies=heads.distributions(),
+            delta=heads.delta.values(),
+            omega=heads.omega.values(),
+            second_eigenvalue=heads.second_eigenvalue.values(),
+            gradient_norm=self.gradient.value(),
+            change=self.change.value(),
+            gain=self.gain.value(),
+            entropy_uniform=heads.uniform.value(),
+        )
+
+
+def _uniform_entropy(P: Tensor, real: Tensor | None) -> Tensor:
+    """Return the entropy (1,) of uniform attention: the mean over queries of log(visible keys).
+
+    Weights with nothing above the diagonal are taken to be causal.
+    """
+    n = P.shape[-1]
+    real = torch.ones(1, n, dtype=torch.bool, device=P.device) if real is None else real
+    if P.triu(1).any():
+        return real.sum(-1).double().log()
+    return real.cumsum(-1)[real].double().log().mean()[None]
+
+
+def _length(x: Tensor) -> Tensor:
+    """Return the norm (B,) of all tokens of a sample together."""
+    return torch.linalg.vector_norm(x.double(), dim=(-2, -1))
