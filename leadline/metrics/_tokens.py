@@ -67,6 +67,30 @@ def power_of_two(size: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent - 1)
 
 
+def unit_rows(X: Tensor) -> Tensor:
+    """The rows of X (..., n, d) at length 1; zero rows stay zero. Neither tiny nor huge rows lose digits."""
+    X = X / power_of_two(X.detach().abs().amax(-1, keepdim=True))  # squares of tiny rows must not vanish
+    length = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
+    return X / torch.where(length > 0, length, torch.ones_like(length))
+
+
+def pair(X: Tensor, Y: Tensor, names: tuple[str, str] = ("X", "Y")) -> tuple[Tensor, Tensor]:
+    """Two matrices, checked as ``accumulate`` does, of one shape and one dtype."""
+    X, Y = accumulate(X, names[0]), accumulate(Y, names[1])
+    if X.shape != Y.shape:
+        raise LeadlineError(
+            f"{names[0]} has shape {tuple(X.shape)} and {names[1]} {tuple(Y.shape)}; they must be the same"
+        )
+    check_dtypes(X, Y, names)
+    return X, Y
+
+
+def check_dtypes(X: Tensor, Y: Tensor, names: tuple[str, str]) -> None:
+    """Raise unless both have one dtype."""
+    if X.dtype != Y.dtype:
+        raise LeadlineError(f"{names[0]} is {X.dtype} and {names[1]} {Y.dtype}; convert one to the dtype of the other")
+
+
 def with_heads(X: Tensor, P: Tensor) -> Tensor:
     """X (..., n, d) broadcast against P (..., n, n): where P has one axis more, it is the heads."""
     if P.shape[-1] != P.shape[-2] or P.shape[-1] != X.shape[-2]:

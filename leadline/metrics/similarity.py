@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from leadline.errors import LeadlineError
 from leadline.metrics._tokens import (
     accumulate,
     attention_matrix,
@@ -16,6 +17,7 @@ from leadline.metrics._tokens import (
     padded_rows,
     power_of_two,
     split,
+    unit_rows,
     with_heads,
 )
 
@@ -51,14 +53,34 @@ def token_cosine(X: Tensor, mask: Tensor | None = None) -> Tensor:
     """
     X = accumulate(X)
     padded = padded_rows(X, mask)
-    X = drop_rows(X, padded)
-    X = X / power_of_two(X.detach().abs().amax(-1, keepdim=True))  # squares of tiny rows must not vanish
-    length = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
-    unit = X / torch.where(length > 0, length, torch.ones_like(length))
-    count = (torch.full_like(length, 1.0) if padded is None else (~padded).to(X.dtype)).sum((-2, -1))
+    unit = unit_rows(drop_rows(X, padded))
+    count = _count(X, padded)
     pairs = count * (count - 1)
     both = unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))
     return torch.where(pairs > 0, both / pairs.clamp(min=1), torch.ones_like(both))
+
+
+def sample_cosine(X: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The mean cosine over pairs of tokens of different samples, X (..., B, n, d) -> (...), in O(B n d).
+
+    Where it is as large as ``token_cosine``, the tokens share a direction that does not depend on the input.
+    A zero row has cosine 0 with every other. A single sample has no such pair: NaN.
+    """
+    X = accumulate(X)
+    if X.ndim < 3:
+        raise LeadlineError(f"X has shape {tuple(X.shape)}; it must be (..., samples, tokens, width)")
+    padded = padded_rows(X, mask)
+    sums = unit_rows(drop_rows(X, padded)).sum(-2)  # (..., B, d)
+    count = _count(X, padded)  # (..., B)
+    both = (sums * (sums.sum(-2, keepdim=True) - sums)).sum((-2, -1))
+    pairs = (count * (count.sum(-1, keepdim=True) - count)).sum(-1)
+    return both / torch.where(pairs > 0, pairs, torch.nan)
+
+
+def _count(X: Tensor, padded: Tensor | None) -> Tensor:
+    """The number of real tokens (...) of X (..., n, d)."""
+    real = torch.ones_like(X[..., 0]) if padded is None else (~padded[..., 0]).to(X.dtype)
+    return real.sum(-1)
 
 
 def escalation_rate(X: Tensor, Y: Tensor, mask: Tensor | None = None) -> Tensor:
