@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from leadline.metrics._tokens import drop_rows, padded_rows, pair, unit_rows
+from leadline.metrics._tokens import drop_rows, matched_pair, padded_rows, unit_rows
 
 
 def block_influence(X: Tensor, Y: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -40,7 +40,7 @@ def kl_divergence(logits: Tensor, other: Tensor, mask: Tensor | None = None) -> 
     As a logit lens: ``logits`` are the model's output and ``other`` what its norm and unembedding make of an
     earlier layer. As a measure of a removal: the output of the whole model, and without a block.
     """
-    logits, other = pair(logits, other, ("logits", "other"))
+    logits, other = matched_pair(logits, other, ("logits", "other"))
     logs, others = logits.log_softmax(-1), other.log_softmax(-1)
     weights = logs.exp()
     terms = torch.where(weights > 0, weights * (logs - others), 0)
@@ -49,7 +49,7 @@ def kl_divergence(logits: Tensor, other: Tensor, mask: Tensor | None = None) -> 
 
 def _apart(X: Tensor, Y: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """|u - v| and |u + v| (..., n) of the unit rows u of X and v of Y."""
-    X, Y = pair(X, Y)
+    X, Y = matched_pair(X, Y)
     u, v = unit_rows(X), unit_rows(Y)
     length = torch.linalg.vector_norm
     return length(u - v, dim=-1), length(u + v, dim=-1), padded_rows(X, mask)

@@ -15,7 +15,8 @@ from leadline.metrics._tokens import (
     attention_matrix,
     drop_rows,
     padded_rows,
-    power_of_two,
+    pair,
+    scaled,
     split,
     unit_rows,
     with_heads,
@@ -24,9 +25,8 @@ from leadline.metrics._tokens import (
 
 def _energies(X: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """||Pi1 X||^2, ||Pi2 X||^2 of X / s, and the scale s: no overflow, no underflow in the squares."""
-    X = drop_rows(X, padded_rows(X, mask))
-    scale = power_of_two(X.detach().abs().amax((-2, -1), keepdim=True))
-    mean, centred, count = split(X / scale, mask)
+    X, scale = scaled(X, mask)
+    mean, centred, count = split(X, mask)
     shared = (mean.square().sum(-1, keepdim=True) * count)[..., 0, 0]
     return shared, centred.square().sum((-2, -1)), scale[..., 0, 0]
 
@@ -85,16 +85,18 @@ def _count(X: Tensor, padded: Tensor | None) -> Tensor:
 
 def escalation_rate(X: Tensor, Y: Tensor, mask: Tensor | None = None) -> Tensor:
     """r(X, Y) = t_div(X) / t_div(Y) (5): above 1 when Y's tokens are more alike than X's."""
+    X, Y = pair(X, Y)
     return token_diversity(X, mask) / token_diversity(Y, mask)
 
 
 def energy_ratios(X: Tensor, Y: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """xi_i = ||Pi_i Y||^2 / ||Pi_i X||^2, i = 1, 2 (7). NaN where X has no such part beyond rounding."""
-    X, Y = accumulate(X), accumulate(Y, "Y")
+    X, Y = pair(X, Y)
     x1, x2, x_scale = _energies(X, mask)
     y1, y2, y_scale = _energies(Y, mask)
-    scale = (y_scale / x_scale).square()
-    return scale * y1 / _beyond_rounding(x1, x1 + x2), scale * y2 / _beyond_rounding(x2, x1 + x2)
+    scale = (y_scale / x_scale).clamp(max=torch.finfo(X.dtype).max)  # 0 times it is 0
+    first, second = y1 / _beyond_rounding(x1, x1 + x2), y2 / _beyond_rounding(x2, x1 + x2)
+    return first * scale * scale, second * scale * scale  # in turn: the square alone may overflow
 
 
 def mixing_gains(X: Tensor, P: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -102,10 +104,9 @@ def mixing_gains(X: Tensor, P: Tensor, mask: Tensor | None = None) -> tuple[Tens
 
     NaN where X has no such part beyond rounding (mu_1 after a complete de-escalation).
     """
-    X, P = accumulate(X), attention_matrix(P, mask)
-    X = with_heads(X, P)
+    X, P = _with_attention(X, P, mask)
     x1, x2, x_scale = _energies(X, mask)
-    y1, y2, y_scale = _energies(P @ drop_rows(X, padded_rows(X, mask)), mask)
+    y1, y2, y_scale = _energies(P @ X, mask)
     scale = y_scale / x_scale
     return (
         scale * (y1 / _beyond_rounding(x1, x1 + x2)).sqrt(),
@@ -118,9 +119,7 @@ def omega(X: Tensor, P: Tensor, mask: Tensor | None = None) -> Tensor:
 
     0 for a doubly stochastic P; NaN where X has no mean beyond rounding.
     """
-    X, P = accumulate(X), attention_matrix(P, mask)
-    X = drop_rows(X, padded_rows(X, mask))
-    X = with_heads(X / power_of_two(X.detach().abs().amax((-2, -1), keepdim=True)), P)
+    X, P = _with_attention(X, P, mask)
     x1, x2, _ = _energies(X, mask)
     mean, centred, count = split(X, mask)
     brought = torch.linalg.vector_norm((P @ centred).sum(-2, keepdim=True) / count, dim=(-2, -1))
@@ -156,6 +155,13 @@ def gamma(X: Tensor, P: Tensor, gain: float = 1.0, d_sigma2: float = 1.0, mask: 
     """gamma = E[xi_2]^2 / (E[xi_1] + 2 E[xi_2]) (24), the constant of eta's concentration (23)."""
     e1, e2 = expected_energy_ratios(X, P, gain, d_sigma2, mask)
     return e2.square() / (e1 + 2 * e2)
+
+
+def _with_attention(X: Tensor, P: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """X over a power of two, with P's head axis if it has one, and P; padded rows and columns are 0."""
+    X, P = pair(X, P, ("X", "P"))
+    P = attention_matrix(P, mask)
+    return with_heads(scaled(X, mask)[0], P), P
 
 
 def _is_rounding(part: Tensor, total: Tensor) -> Tensor:

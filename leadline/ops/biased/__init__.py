@@ -35,7 +35,7 @@ def biased_attention(
              not take run on the reference, with one warning that says why.
     """
     backend = chosen(backend, ("auto", "fused", "reference"))
-    reference.check_heads(q, k, v, 0.0)
+    reference.check_heads(q, k, v, 0.0, dropout)
     full = (*q.shape[:3], k.shape[2])
     if bias.ndim > 4 or any(
         given not in (1, wanted) for given, wanted in zip(bias.shape[::-1], full[::-1], strict=False)

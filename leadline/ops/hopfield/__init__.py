@@ -42,13 +42,16 @@ def hopfield_attention(
     returns out (B, H, M, Dv) and the state to hand to the next layer, a tuple only the backend that made it can read.
 
     state        None at the first layer, then what the layer before returned.
-    alpha_prime  weight of the old scores in [0, 1); a number, or a tensor () or (H,), then differentiable.
+    alpha_prime  weight of the old scores in [0, 1); a number, or a tensor () or (H,), then differentiable. Other
+                 numbers are refused, also in a tensor on the CPU. A tensor on a GPU is not read, since that would wait
+                 for the device, nor is one under torch.compile: there the caller keeps it inside, as
+                 ``nn.HopfieldAttention`` does, and a NaN makes the output NaN.
     start        h_0 = 0: h_1 = (1 - alpha') S_1 ("zero", HOP 15) or h_1 = S_1 ("scores").
     bias         part of the scores and so carried; broadcasts to (B, H, M, N).
     mask         acts at the softmax alone, never carried: boolean (True = may be attended to) or a float
                  tensor to add; broadcasts to (B, H, M, N). A query with nothing to attend to gives 0.
     causal       query i sees the keys up to i + N - M (aligned bottom right, as in decoding).
-    dropout      probability of dropping an attention weight; the caller passes 0 outside training.
+    dropout      probability of dropping an attention weight, in [0, 1); the caller passes 0 outside training.
     scale        1 / sqrt(D) unless given.
     window       with backend "linear": carry the scores of this many layers and neglect older ones, whose weight is
                  alpha'^window together. The other backends are exact at no extra cost and ignore it.

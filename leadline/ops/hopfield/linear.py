@@ -68,7 +68,7 @@ def hopfield_attention(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """See ``leadline.ops.hopfield_attention``."""
     check_start(start)
-    check_heads(q, k, v, alpha_prime)
+    check_heads(q, k, v, alpha_prime, dropout)
     state = state or ()
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     keep = torch.as_tensor(alpha_prime, dtype=torch.float32).expand(q.shape[1])

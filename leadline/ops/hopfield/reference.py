@@ -29,7 +29,7 @@ def hopfield_attention(
     scale: float | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """See ``leadline.ops.hopfield_attention``. The state is one tensor h (B, H, M, N), float32 for half types."""
-    check_inputs(q, k, v, state, alpha_prime, start)
+    check_inputs(q, k, v, state, alpha_prime, start, dropout)
     scores = scaled_scores(q, k, scale)  # S_n
     if bias is not None:
         scores = scores + bias
@@ -70,8 +70,10 @@ def standard_attention(
     scale: float | None = None,
 ) -> Tensor:
     """Attention that carries nothing, by torch's fused kernels: ``hopfield_attention`` at alpha' = 0."""
-    check_inputs(q, k, v, None, 0.0, "zero")
+    check_inputs(q, k, v, None, 0.0, "zero", dropout)
     M, N = q.shape[-2], k.shape[-2]
+    if scale is not None and scale <= 0:  # torch multiplies the -inf of its causal mask by the scale: NaN
+        q, scale = (-q, -scale) if scale else (q * 0, 1.0)
     if causal and (mask is not None or M != N):  # torch aligns its own causal mask top left, and takes one mask
         visible = causal_mask(M, N, q.device)
         if mask is None:
@@ -96,10 +98,16 @@ def expand_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def check_inputs(
-    q: Tensor, k: Tensor, v: Tensor, state: tuple[Tensor, ...] | None, alpha_prime: float | Tensor, start: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: tuple[Tensor, ...] | None,
+    alpha_prime: float | Tensor,
+    start: str,
+    dropout: float,
 ) -> None:
     check_start(start)
-    check_heads(q, k, v, alpha_prime)
+    check_heads(q, k, v, alpha_prime, dropout)
     expected = (*q.shape[:3], k.shape[2])
     if state is not None and (len(state) != 1 or state[0].shape != expected):
         given = [tuple(s.shape) for s in state]
@@ -110,8 +118,8 @@ def check_start(start: str) -> None:
     check_choice("start", start, ("zero", "scores"))
 
 
-def check_heads(q: Tensor, k: Tensor, v: Tensor, alpha_prime: float | Tensor) -> None:
-    """q, k, v and alpha' must fit each other."""
+def check_heads(q: Tensor, k: Tensor, v: Tensor, alpha_prime: float | Tensor, dropout: float) -> None:
+    """q, k, v and alpha' must fit each other, and alpha' and dropout lie in [0, 1)."""
     fault = None
     if not q.ndim == k.ndim == v.ndim == 4:
         fault = "each must be (batch, heads, tokens, width)"
@@ -123,9 +131,26 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, alpha_prime: float | Tensor) ->
         fault = "there must be at least one query and one key"
     if fault:
         raise LeadlineError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: {fault}")
+    if q.dtype != k.dtype and not torch.is_autocast_enabled(q.device.type):
+        raise LeadlineError(f"q is {q.dtype} and k {k.dtype}; convert one to the dtype of the other, or use autocast")
+    if not 0 <= dropout < 1:
+        raise LeadlineError(f"dropout is {dropout}; it must lie in [0, 1)")
     H = q.shape[1]
     if isinstance(alpha_prime, Tensor):
         if alpha_prime.numel() not in (1, H):
             raise LeadlineError(f"alpha_prime has shape {tuple(alpha_prime.shape)}; it must be a number or ({H},)")
+        if not all(0 <= number < 1 for number in _numbers(alpha_prime)):
+            raise LeadlineError(f"alpha_prime is {alpha_prime.tolist()}; it must lie in [0, 1)")
     elif not 0 <= alpha_prime < 1:
         raise LeadlineError(f"alpha_prime is {alpha_prime}; it must lie in [0, 1)")
+
+
+def _numbers(x: Tensor) -> list[float]:
+    """The numbers of a tensor on the CPU. None of one on a GPU, which would be waited for, or one that is traced."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return []
+    try:
+        numbers = x.detach().flatten().tolist()
+    except RuntimeError:  # torch.func.vmap has none
+        return []
+    return [number for number in numbers if isinstance(number, float)]  # fake tensors have symbols
