@@ -79,6 +79,41 @@ def power_of_two(size: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent - 1)
 
 
+def scaled(X: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """X (..., n, d) over the power of two at its largest entry, padded rows 0, and that power (..., 1, 1).
+
+    Sums and squares then neither overflow nor underflow; the division rounds nothing.
+    """
+    X = drop_rows(X, padded_rows(X, mask))
+    scale = power_of_two(X.detach().abs().amax((-2, -1), keepdim=True))
+    return X / scale, scale
+
+
+def unit_rows(X: Tensor) -> Tensor:
+    """The rows of X (..., n, d) at length 1; zero rows stay zero. Neither tiny nor huge rows lose digits."""
+    X = X / power_of_two(X.detach().abs().amax(-1, keepdim=True))  # squares of tiny rows must not vanish
+    length = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
+    return X / torch.where(length > 0, length, torch.ones_like(length))
+
+
+def pair(X: Tensor, Y: Tensor, names: tuple[str, str] = ("X", "Y")) -> tuple[Tensor, Tensor]:
+    """Two matrices, checked as ``accumulate`` does, of one dtype."""
+    X, Y = accumulate(X, names[0]), accumulate(Y, names[1])
+    if X.dtype != Y.dtype:
+        raise LeadlineError(f"{names[0]} is {X.dtype} and {names[1]} {Y.dtype}; convert one to the dtype of the other")
+    return X, Y
+
+
+def matched_pair(X: Tensor, Y: Tensor, names: tuple[str, str] = ("X", "Y")) -> tuple[Tensor, Tensor]:
+    """As ``pair``, of one shape as well."""
+    X, Y = pair(X, Y, names)
+    if X.shape != Y.shape:
+        raise LeadlineError(
+            f"{names[0]} has shape {tuple(X.shape)} and {names[1]} {tuple(Y.shape)}; they must be the same"
+        )
+    return X, Y
+
+
 def with_heads(X: Tensor, P: Tensor) -> Tensor:
     """Give X (..., n, d) an axis of heads where P (..., n, n) has one axis more.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from leadline.metrics._tokens import accumulate, drop_rows, padded_rows, split
+from leadline.metrics._tokens import accumulate, scaled, split
 
 
 def residual(X: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -18,7 +18,8 @@ def residual(X: Tensor, mask: Tensor | None = None) -> Tensor:
     Returns:
         The residual (..., n, d); padded rows are 0.
     """
-    return split(accumulate(X), mask)[1]
+    X, scale = scaled(accumulate(X), mask)
+    return split(X, mask)[1] * scale
 
 
 def norm_1(A: Tensor) -> Tensor:
@@ -46,6 +47,6 @@ def normalized_residual(X: Tensor, mask: Tensor | None = None) -> Tensor:
     Returns:
         The normalised residual (...); 0 for X = 0.
     """
-    X = accumulate(X)
-    whole = mixed_norm(drop_rows(X, padded_rows(X, mask)))
-    return mixed_norm(residual(X, mask)) / torch.where(whole > 0, whole, 1)
+    X, _ = scaled(accumulate(X), mask)
+    whole = mixed_norm(X)
+    return mixed_norm(split(X, mask)[1]) / torch.where(whole > 0, whole, 1)

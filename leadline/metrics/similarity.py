@@ -9,22 +9,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from leadline.errors import LeadlineError
 from leadline.metrics._tokens import (
     accumulate,
     attention_matrix,
     drop_rows,
     padded_rows,
-    power_of_two,
+    pair,
+    scaled,
     split,
+    unit_rows,
     with_heads,
 )
 
 
 def _energies(X: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return ||Pi1 X||^2 and ||Pi2 X||^2 of X / s, and the scale s, with which squares neither over- nor underflow."""
-    X = drop_rows(X, padded_rows(X, mask))
-    scale = power_of_two(X.detach().abs().amax((-2, -1), keepdim=True))
-    mean, centred, count = split(X / scale, mask)
+    X, scale = scaled(X, mask)
+    mean, centred, count = split(X, mask)
     shared = (mean.square().sum(-1, keepdim=True) * count)[..., 0, 0]
     return shared, centred.square().sum((-2, -1)), scale[..., 0, 0]
 
@@ -75,14 +77,34 @@ def token_cosine(X: Tensor, mask: Tensor | None = None) -> Tensor:
     """
     X = accumulate(X)
     padded = padded_rows(X, mask)
-    X = drop_rows(X, padded)
-    X = X / power_of_two(X.detach().abs().amax(-1, keepdim=True))  # squares of tiny rows must not vanish
-    length = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
-    unit = X / torch.where(length > 0, length, torch.ones_like(length))
-    count = (torch.full_like(length, 1.0) if padded is None else (~padded).to(X.dtype)).sum((-2, -1))
+    unit = unit_rows(drop_rows(X, padded))
+    count = _count(X, padded)
     pairs = count * (count - 1)
     both = unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))
     return torch.where(pairs > 0, both / pairs.clamp(min=1), torch.ones_like(both))
+
+
+def sample_cosine(X: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The mean cosine over pairs of tokens of different samples, X (..., B, n, d) -> (...), in O(B n d).
+
+    Where it is as large as ``token_cosine``, the tokens share a direction that does not depend on the input.
+    A zero row has cosine 0 with every other. A single sample has no such pair: NaN.
+    """
+    X = accumulate(X)
+    if X.ndim < 3:
+        raise LeadlineError(f"X has shape {tuple(X.shape)}; it must be (..., samples, tokens, width)")
+    padded = padded_rows(X, mask)
+    sums = unit_rows(drop_rows(X, padded)).sum(-2)  # (..., B, d)
+    count = _count(X, padded)  # (..., B)
+    both = (sums * (sums.sum(-2, keepdim=True) - sums)).sum((-2, -1))
+    pairs = (count * (count.sum(-1, keepdim=True) - count)).sum(-1)
+    return both / torch.where(pairs > 0, pairs, torch.nan)
+
+
+def _count(X: Tensor, padded: Tensor | None) -> Tensor:
+    """The number of real tokens (...) of X (..., n, d)."""
+    real = torch.ones_like(X[..., 0]) if padded is None else (~padded[..., 0]).to(X.dtype)
+    return real.sum(-1)
 
 
 def escalation_rate(X: Tensor, Y: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -96,6 +118,7 @@ def escalation_rate(X: Tensor, Y: Tensor, mask: Tensor | None = None) -> Tensor:
     Returns:
         The rate (...); above 1 when Y's tokens are more alike than X's.
     """
+    X, Y = pair(X, Y)
     return token_diversity(X, mask) / token_diversity(Y, mask)
 
 
@@ -110,11 +133,12 @@ def energy_ratios(X: Tensor, Y: Tensor, mask: Tensor | None = None) -> tuple[Ten
     Returns:
         xi_1 and xi_2, (...) each; NaN where that part of X is only rounding error.
     """
-    X, Y = accumulate(X), accumulate(Y, "Y")
+    X, Y = pair(X, Y)
     x1, x2, x_scale = _energies(X, mask)
     y1, y2, y_scale = _energies(Y, mask)
-    scale = (y_scale / x_scale).square()
-    return scale * y1 / _beyond_rounding(x1, x1 + x2), scale * y2 / _beyond_rounding(x2, x1 + x2)
+    scale = (y_scale / x_scale).clamp(max=torch.finfo(X.dtype).max)  # 0 times it is 0
+    first, second = y1 / _beyond_rounding(x1, x1 + x2), y2 / _beyond_rounding(x2, x1 + x2)
+    return first * scale * scale, second * scale * scale  # in turn: the square alone may overflow
 
 
 def mixing_gains(X: Tensor, P: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -129,10 +153,9 @@ def mixing_gains(X: Tensor, P: Tensor, mask: Tensor | None = None) -> tuple[Tens
         mu_1 and mu_2, (...) or (..., h) each; NaN where that part of X is only rounding error, as mu_1 is after a
         complete de-escalation.
     """
-    X, P = accumulate(X), attention_matrix(P, mask)
-    X = with_heads(X, P)
+    X, P = _with_attention(X, P, mask)
     x1, x2, x_scale = _energies(X, mask)
-    y1, y2, y_scale = _energies(P @ drop_rows(X, padded_rows(X, mask)), mask)
+    y1, y2, y_scale = _energies(P @ X, mask)
     scale = y_scale / x_scale
     return (
         scale * (y1 / _beyond_rounding(x1, x1 + x2)).sqrt(),
@@ -151,9 +174,7 @@ def omega(X: Tensor, P: Tensor, mask: Tensor | None = None) -> Tensor:
     Returns:
         omega, (...) or (..., h); 0 for a doubly stochastic P, NaN where the mean of X is only rounding error.
     """
-    X, P = accumulate(X), attention_matrix(P, mask)
-    X = drop_rows(X, padded_rows(X, mask))
-    X = with_heads(X / power_of_two(X.detach().abs().amax((-2, -1), keepdim=True)), P)
+    X, P = _with_attention(X, P, mask)
     x1, x2, _ = _energies(X, mask)
     mean, centred, count = split(X, mask)
     moved = torch.linalg.vector_norm((P @ centred).sum(-2, keepdim=True) / count, dim=(-2, -1))
@@ -221,6 +242,13 @@ def gamma(X: Tensor, P: Tensor, gain: float = 1.0, d_sigma2: float = 1.0, mask: 
     """
     e1, e2 = expected_energy_ratios(X, P, gain, d_sigma2, mask)
     return e2.square() / (e1 + 2 * e2)
+
+
+def _with_attention(X: Tensor, P: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """X over a power of two, with P's head axis if it has one, and P; padded rows and columns are 0."""
+    X, P = pair(X, P, ("X", "P"))
+    P = attention_matrix(P, mask)
+    return with_heads(scaled(X, mask)[0], P), P
 
 
 def _is_rounding(part: Tensor, total: Tensor) -> Tensor:

@@ -130,6 +130,43 @@ def test_a_head_axis_gives_a_value_per_head_and_expectations_average_over_heads(
     assert torch.allclose(metrics.eta(X, Y, P, 0.7, 2.0), e1 / e2 - xi1 / xi2)  # (14)
 
 
+@given(shapes, st.integers(-140, 120), st.integers(-140, 120))
+def test_energy_ratios_in_all_of_float32(shape, first, second):
+    n, d, seed = shape
+    X, Y = ((draw(n, d, s).clamp(-3, 3) * 2.0**e).float() for s, e in ((seed, first), (seed + 1, second)))
+    for ratio, pi in zip(metrics.energy_ratios(X, Y), projectors(n), strict=True):
+        part, whole = (pi @ X.double()).square().sum(), X.double().square().sum()
+        if part < 1e-6 * whole:  # hardly more than rounding
+            continue
+        expected = ((pi @ Y.double()).square().sum() / part).item()
+        noise = 1e-10 * (Y.double().square().sum() / part).item()
+        if expected > 3.4e38:
+            assert ratio == torch.inf
+        else:
+            assert ratio.item() == pytest.approx(expected, rel=1e-3, abs=max(noise, 1e-44))
+
+
+def test_energy_ratios_whose_scale_alone_is_out_of_range():
+    X, Y = torch.ones(8, 4), torch.zeros(8, 4)
+    Y[0] = 1e-3  # Pi1 Y is an eighth of it
+    first, _ = metrics.energy_ratios(X, Y * 3e22)
+    assert first.item() == pytest.approx((3e19 / 8) ** 2, rel=1e-4)
+    X[0] = 2
+    assert [xi.item() for xi in metrics.energy_ratios(X * 1e-44, torch.zeros(8, 4))] == [0, 0]
+    balanced = torch.cat((torch.ones(4, 4), -torch.ones(4, 4)))
+    assert metrics.energy_ratios(X * 1e-44, balanced * 2.0**126)[0] == 0
+
+
+@pytest.mark.parametrize("scale", [1e-44, 1e-30, 1e37])
+def test_gains_do_not_depend_on_scale(scale):
+    X, P = torch.randint(-5, 6, (9, 4)).float(), torch.randn(9, 9).softmax(-1)
+    scaled = (X.double() * scale).float()
+    for gain, expected in zip(
+        metrics.mixing_gains(scaled, P), metrics.mixing_gains(scaled.double(), P.double()), strict=True
+    ):
+        assert gain.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
 def test_gamma_is_at_least_a_quarter_for_doubly_stochastic_attention():
     P = torch.eye(5, dtype=torch.float64).roll(1, 0) * 0.3 + 0.7 / 5
     assert metrics.gamma(draw(5, 4, 0), P) >= 0.25
@@ -241,6 +278,10 @@ def test_gradients_equal_finite_differences(metric):
         (lambda: metrics.delta(torch.eye(3), method="magic"), "unknown method 'magic'"),
         (lambda: metrics.spectral_radius(torch.eye(3), tolerance=0), "positive"),
         (lambda: metrics.attention_entropy(-torch.eye(3)), "negative"),
+        (lambda: metrics.energy_ratios(torch.ones(3, 2), torch.ones(3, 2).double()), "X is torch.float32 and Y torch"),
+        (lambda: metrics.escalation_rate(torch.ones(3, 2).double(), torch.ones(3, 2)), "convert one to the dtype"),
+        (lambda: metrics.mixing_gains(torch.ones(3, 2).double(), torch.eye(3)), "X is torch.float64 and P torch"),
+        (lambda: metrics.omega(torch.ones(3, 2), torch.eye(3).double()), "X is torch.float32 and P torch.float64"),
     ],
 )
 def test_bad_input_is_one_clear_line(call, part):

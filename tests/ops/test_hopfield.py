@@ -211,6 +211,13 @@ def test_autocast_carries_a_float32_state_whatever_it_is_given(half):
         ({"alpha_prime": 1.0}, "[0, 1)"),
         ({"alpha_prime": -0.1}, "[0, 1)"),
         ({"alpha_prime": torch.rand(3)}, "(4,)"),
+        ({"alpha_prime": float("nan")}, "alpha_prime is nan"),
+        ({"alpha_prime": torch.tensor(1.0)}, "alpha_prime is 1.0; it must lie in [0, 1)"),
+        ({"alpha_prime": torch.tensor([0.5, 0.0, -0.25, 0.5])}, "-0.25, 0.5]; it must lie in [0, 1)"),
+        ({"alpha_prime": torch.nn.Parameter(torch.tensor([0.5, math.nan, 0.5, 0.5]))}, "nan"),
+        ({"alpha_prime": torch.tensor([1.5]), "backend": "fused"}, "alpha_prime is [1.5]"),
+        ({"alpha_prime": torch.tensor([1.5]), "backend": "linear"}, "alpha_prime is [1.5]"),
+        ({"k": torch.randn(2, 2, 5, 3).double()}, "q is torch.float32 and k torch.float64; convert one"),
         ({"start": "middle"}, "unknown start 'middle'"),
         ({"backend": "warp"}, "unknown backend 'warp'"),
         ({"state": (torch.zeros(2, 4, 5, 6),)}, "state has shapes [(2, 4, 5, 6)]"),
@@ -224,6 +231,52 @@ def test_bad_input_is_one_clear_line(change, part):
         ops.hopfield_attention(**arguments)
     assert part in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, 1.5, math.nan])
+def test_dropout_is_a_probability_below_one(dropout):
+    q, k, v = qkv(Hkv=4, dtype=torch.float32)
+    calls = [
+        *(lambda b=b: ops.hopfield_attention(q, k, v, dropout=dropout, backend=b) for b in ("auto", "fused", "linear")),
+        lambda: ops.standard_attention(q, k, v, dropout=dropout),
+        lambda: ops.biased_attention(q, k, v, torch.zeros(5, 5), dropout=dropout),
+        lambda: ops.packed_attention(torch.stack((q, k, v), 2).permute(0, 3, 2, 1, 4), dropout=dropout),
+    ]
+    for call in calls:
+        with pytest.raises(LeadlineError, match=r"^dropout is .*; it must lie in \[0, 1\)$"):
+            call()
+
+
+def test_a_tensor_of_strengths_is_read_only_where_it_has_numbers():
+    q, k, v = qkv(dtype=torch.float32)
+
+    def attend(strength):
+        return ops.hopfield_attention(q, k, v, alpha_prime=strength, backend="reference")[0]
+
+    strength = torch.tensor([0.0, 0.2, 0.5, 0.99])
+    assert torch.equal(torch.compile(attend, fullgraph=True, backend="eager")(strength), attend(strength))
+    many = torch.rand(3, 4)
+    assert torch.equal(torch.func.vmap(attend)(many), torch.stack([attend(s) for s in many]))
+    meta = (x.to("meta") for x in (q, k, v))
+    assert ops.hopfield_attention(*meta, alpha_prime=strength.to("meta"))[0].shape == q.shape
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.0, -0.3, -2.0])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_standard_attention_takes_any_scale(scale, causal, masked, dtype):
+    q, k, v = (x.to(dtype).requires_grad_() for x in qkv(N=9, M=9))
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    mask = torch.arange(9) < torch.tensor([9, 4]).view(2, 1, 1, 1) if masked else None
+    out = ops.standard_attention(q, k, v, mask=mask, causal=causal, scale=scale)
+    want, _ = ops.hopfield_attention(*exact, alpha_prime=0.0, mask=mask, causal=causal, scale=scale)
+    tolerance = 1e-12 if dtype == torch.float64 else 0.1
+    assert (out - want).abs().max() < tolerance
+    weight = torch.randn(out.shape, dtype=torch.float64)
+    found = torch.autograd.grad(out, (q, k, v), weight.to(dtype))
+    for one, other in zip(found, torch.autograd.grad(want, exact, weight), strict=True):
+        assert (one - other).abs().max() < tolerance
 
 
 def test_rotary_scores_depend_on_distance_only():

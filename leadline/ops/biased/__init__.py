@@ -44,7 +44,7 @@ def biased_attention(
         LeadlineError: The shapes of the inputs do not fit.
     """
     backend = chosen(backend, ("auto", "fused", "reference"))
-    reference.check_heads(q, k, v, 0.0)
+    reference.check_heads(q, k, v, 0.0, dropout)
     full = (*q.shape[:3], k.shape[2])
     if bias.ndim > 4 or any(
         size not in (1, target) for size, target in zip(bias.shape[::-1], full[::-1], strict=False)

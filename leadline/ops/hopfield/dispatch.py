@@ -43,6 +43,7 @@ def hopfield_attention(
         v: Values (B, Hkv, N, Dv).
         state: None at the first layer, then the state that the layer before returned.
         alpha_prime: Weight of the old scores in [0, 1): a number, or a tensor () or (H,), which may need a gradient.
+            A tensor on a GPU or under ``torch.compile`` is not checked, since that would wait for the device.
         start: What the first layer does. "zero": h_0 = 0, so h_1 = (1 - alpha') S_1 (HOP 15). "scores": h_1 = S_1.
         bias: Part of the scores, so it is carried; broadcasts to (B, H, M, N).
         mask: Boolean (True = may be attended to) or a float tensor to add; broadcasts to (B, H, M, N). It acts at

@@ -119,7 +119,7 @@ def hopfield_attention(
     scores need float16's digits, their gradients bfloat16's range, and autograd requires one dtype for both.
     """
     check_start(start)
-    check_heads(q, k, v, alpha_prime)
+    check_heads(q, k, v, alpha_prime, dropout)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     learned = isinstance(alpha_prime, Tensor) and alpha_prime.requires_grad
     per_head, strength = None, 0.0

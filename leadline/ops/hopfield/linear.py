@@ -104,7 +104,7 @@ def hopfield_attention(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Compute ``leadline.ops.hopfield_attention`` with the linear-memory kernels."""
     check_start(start)
-    check_heads(q, k, v, alpha_prime)
+    check_heads(q, k, v, alpha_prime, dropout)
     state = state or ()
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     keep = torch.as_tensor(alpha_prime, dtype=torch.float32).expand(q.shape[1])

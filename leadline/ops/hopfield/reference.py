@@ -32,7 +32,7 @@ def hopfield_attention(
 
     The state is one tensor h (B, H, M, N), in float32 for half types.
     """
-    check_inputs(q, k, v, state, alpha_prime, start)
+    check_inputs(q, k, v, state, alpha_prime, start, dropout)
     scores = scaled_scores(q, k, scale)  # S_n
     if bias is not None:
         scores = scores + bias
@@ -83,7 +83,7 @@ def standard_attention(
         v: Values (B, Hkv, N, Dv).
         mask: Boolean (True = may be attended to) or a float tensor to add; broadcasts to (B, H, M, N).
         causal: Query i sees the keys up to i + N - M.
-        dropout: Probability of dropping an attention weight; the caller passes 0 outside training.
+        dropout: Probability of dropping an attention weight; in [0, 1); the caller passes 0 outside training.
         scale: Factor of q k^T; 1 / sqrt(D) if None.
 
     Returns:
@@ -92,8 +92,10 @@ def standard_attention(
     Raises:
         LeadlineError: The shapes of the inputs do not fit.
     """
-    check_inputs(q, k, v, None, 0.0, "zero")
+    check_inputs(q, k, v, None, 0.0, "zero", dropout)
     M, N = q.shape[-2], k.shape[-2]
+    if scale is not None and scale <= 0:  # torch multiplies the -inf of its causal mask by the scale: NaN
+        q, scale = (-q, -scale) if scale else (q * 0, 1.0)
     if causal and (mask is not None or M != N):  # torch aligns its own causal mask top left, and takes one mask
         visible = causal_mask(M, N, q.device)
         if mask is None:
@@ -118,11 +120,17 @@ def expand_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def check_inputs(
-    q: Tensor, k: Tensor, v: Tensor, state: tuple[Tensor, ...] | None, alpha_prime: float | Tensor, start: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: tuple[Tensor, ...] | None,
+    alpha_prime: float | Tensor,
+    start: str,
+    dropout: float,
 ) -> None:
     """Check that the inputs of Hopfield attention fit each other."""
     check_start(start)
-    check_heads(q, k, v, alpha_prime)
+    check_heads(q, k, v, alpha_prime, dropout)
     expected = (*q.shape[:3], k.shape[2])
     if state is not None and (len(state) != 1 or state[0].shape != expected):
         given = [tuple(s.shape) for s in state]
@@ -134,8 +142,8 @@ def check_start(start: str) -> None:
     check_choice("start", start, ("zero", "scores"))
 
 
-def check_heads(q: Tensor, k: Tensor, v: Tensor, alpha_prime: float | Tensor) -> None:
-    """Check that the shapes of q, k and v fit each other, and alpha' the heads."""
+def check_heads(q: Tensor, k: Tensor, v: Tensor, alpha_prime: float | Tensor, dropout: float) -> None:
+    """Check that q, k, v and alpha' fit each other, and that alpha' and dropout lie in [0, 1)."""
     fault = None
     if not q.ndim == k.ndim == v.ndim == 4:
         fault = "each must be (batch, heads, tokens, width)"
@@ -147,9 +155,26 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, alpha_prime: float | Tensor) ->
         fault = "there must be at least one query and one key"
     if fault:
         raise LeadlineError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: {fault}")
+    if q.dtype != k.dtype and not torch.is_autocast_enabled(q.device.type):
+        raise LeadlineError(f"q is {q.dtype} and k {k.dtype}; convert one to the dtype of the other, or use autocast")
+    if not 0 <= dropout < 1:
+        raise LeadlineError(f"dropout is {dropout}; it must lie in [0, 1)")
     H = q.shape[1]
     if isinstance(alpha_prime, Tensor):
         if alpha_prime.numel() not in (1, H):
             raise LeadlineError(f"alpha_prime has shape {tuple(alpha_prime.shape)}; it must be a number or ({H},)")
+        if not all(0 <= number < 1 for number in _numbers(alpha_prime)):
+            raise LeadlineError(f"alpha_prime is {alpha_prime.tolist()}; it must lie in [0, 1)")
     elif not 0 <= alpha_prime < 1:
         raise LeadlineError(f"alpha_prime is {alpha_prime}; it must lie in [0, 1)")
+
+
+def _numbers(x: Tensor) -> list[float]:
+    """The numbers of a tensor on the CPU. None of one on a GPU, which would be waited for, or one that is traced."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return []
+    try:
+        numbers = x.detach().flatten().tolist()
+    except RuntimeError:  # torch.func.vmap has none
+        return []
+    return [number for number in numbers if isinstance(number, float)]  # fake tensors have symbols

@@ -1,0 +1,37 @@
+"""Keys that most queries attend to."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from leadline.errors import LeadlineError
+from leadline.metrics._tokens import accumulate, drop_rows, padded_rows
+
+
+def attention_received(P: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The mean weight that each key gets, P (..., m, n) -> (..., n).
+
+    The mean is over all real queries: in causal attention also those that cannot see the key, so a late key that
+    few queries see is no sink. ``mask`` (B, m) is True at real queries.
+    """
+    P = accumulate(P, "P")
+    padded = padded_rows(P, mask)
+    count = P.shape[-2] if padded is None else (~padded).sum(-2)
+    return drop_rows(P, padded).sum(-2) / count
+
+
+def sink_weight(P: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The largest mean weight that a key gets, P (..., m, n) -> (...); 1 for a single query and key."""
+    return attention_received(P, mask).amax(-1)
+
+
+def sink_share(P: Tensor, mask: Tensor | None = None, threshold: float = 0.3) -> Tensor:
+    """The share of heads with an attention sink, a key that gets more than ``threshold``: P (..., h, m, n) -> (...).
+
+    In causal attention spread evenly, the first key of n gets (1 + 1/2 + ... + 1/n) / n, which is above .3 for
+    fewer than 10 tokens: measure sinks on longer texts.
+    """
+    weight = sink_weight(P, mask)
+    if weight.ndim == 0:
+        raise LeadlineError(f"P has shape {tuple(P.shape)}; it must be (..., heads, queries, keys)")
+    return (weight > threshold).to(weight.dtype).mean(-1)
