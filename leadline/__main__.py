@@ -1,3 +1,5 @@
+"""Runs the command line from a checkout: ``python -m leadline``."""
+
 from leadline.cli import main
 
 if __name__ == "__main__":

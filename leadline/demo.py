@@ -1,4 +1,4 @@
-"""The point of the product in two experiments on embedded data: ``leadline demo``.
+"""The demo: tokens of a deep BERT at initialisation, and a skip-less net trained on digits.
 
 1. Tokens of a 100-layer BERT at initialisation, block by block, plain and with each cure.
 2. A net of 8 attention layers without skip connections, trained four ways on handwritten digits.
@@ -142,12 +142,12 @@ def conclude(accuracy: dict[str, float], test_images: int) -> str:
     share = accuracy["standard"] / 100
     noise = 200 * (share * (1 - share) / test_images) ** 0.5  # two standard errors of one accuracy
     working = [name for name, effect in effects.items() if effect > noise]
-    said = ", ".join(f"{name} {effect:+.1f}" for name, effect in effects.items())
+    points = ", ".join(f"{name} {effect:+.1f}" for name, effect in effects.items())
     if not working:
-        return f"Neither part helped beyond the noise of {noise:.1f} points: {said}."
+        return f"Neither part helped beyond the noise of {noise:.1f} points: {points}."
     other = [name for name in effects if name not in working]
     rest = f"; {other[0]} did not beyond the noise of {noise:.1f}" if other else ""
-    return f"What did the work is {' and '.join(working)} (points of accuracy: {said}{rest})."
+    return f"What did the work is {' and '.join(working)} (points of accuracy: {points}{rest})."
 
 
 def first_above(curve: Sequence[float], level: float) -> int | None:

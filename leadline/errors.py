@@ -1,4 +1,4 @@
-"""The one kind of error a user sees, how its text is made, and what ends a training run before its time."""
+"""The error that users see, helpers that word it, and the end of a run before its time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from types import ModuleType
 
 
 class LeadlineError(ValueError):
-    """Bad input. The message says what was given, what is allowed and what to do."""
+    """Bad input. The message is one line: what was given, what is allowed, what to do."""
 
 
 class Stopped(Exception):  # noqa: N818 - no error: it may have been asked for
-    """The run ended early. The message is one line; ``code`` is the exit code of the command."""
+    """The end of a run before its time.
+
+    Args:
+        message: One line for the user.
+        code: Exit code of the command.
+    """
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
@@ -21,7 +26,13 @@ class Stopped(Exception):  # noqa: N818 - no error: it may have been asked for
 
 
 def unknown_name(kind: str, given: object, allowed: Iterable[str]) -> LeadlineError:
-    """The error for a name that is not one of ``allowed``; names the nearest one."""
+    """Return the error for an unknown name, with the nearest allowed one.
+
+    Args:
+        kind: What is named, such as "model".
+        given: The unknown name.
+        allowed: The known names.
+    """
     names = sorted(allowed)
     near = difflib.get_close_matches(str(given), names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -29,14 +40,28 @@ def unknown_name(kind: str, given: object, allowed: Iterable[str]) -> LeadlineEr
 
 
 def check_choice(kind: str, given: object, allowed: Iterable[str]) -> None:
-    """Raise unless ``given`` is one of the ``allowed`` names."""
+    """Raise unless a name is allowed.
+
+    Args:
+        kind: What is named, such as "norm".
+        given: The name.
+        allowed: The known names.
+    """
     names = list(allowed)
     if given not in names:
         raise unknown_name(kind, given, names)
 
 
 def need(module: str, extra: str) -> ModuleType:
-    """Import an optional dependency, or name the extra that brings it."""
+    """Import an optional dependency.
+
+    Args:
+        module: Name of the module.
+        extra: The extra of Leadline that installs it.
+
+    Raises:
+        LeadlineError: It is not installed; the message names the extra.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:

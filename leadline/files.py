@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and readable by whom the user lets read."""
+"""Writing files as a whole or not at all, with ordinary permissions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def whole(file: Path) -> Iterator[Path]:
-    """A path beside ``file`` to write to. It takes the file's name at the end, or goes if something fails."""
+    """Yield a path beside ``file`` to write to; it takes the name of ``file`` at the end.
+
+    If anything fails, the new file is removed and the old one stays.
+    """
     new = file.with_name(f"{file.name}.new")
     try:
         yield new
@@ -26,7 +29,7 @@ def whole(file: Path) -> Iterator[Path]:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """As safetensors, whose library makes files for the eyes of their owner alone: this one is as any other."""
+    """Write safetensors with ordinary permissions; the library itself makes files that only their owner can read."""
     from safetensors.torch import save_file
 
     file.touch()

@@ -1,4 +1,4 @@
-"""Where it runs: on which device, among which other processes, ended by what, and what to call it in a result."""
+"""The machine: its device and processor, file locks, versions of packages, and signals that end a run."""
 
 from __future__ import annotations
 
@@ -16,21 +16,29 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP")
 
 
 def choose_device(given: str | None) -> torch.device:
-    """ "cpu", "cuda" or "cuda:1"; None: a GPU if there is one."""
+    """Return the device "cpu", "cuda" or "cuda:1"; None: a GPU if there is one."""
     if given is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", given):
         raise LeadlineError(f"device is {given!r}; give 'cpu', 'cuda' or nothing")
-    device, found = torch.device(given), torch.cuda.device_count()
-    if device.type == "cuda" and not found:
+    device, count = torch.device(given), torch.cuda.device_count()
+    if device.type == "cuda" and not count:
         raise LeadlineError(f"device is {given!r} and torch finds no GPU here; give 'cpu' or nothing")
-    if device.type == "cuda" and (device.index or 0) >= found:
-        raise LeadlineError(f"device is {given!r} and torch finds {found} GPU(s) here, counted from 0; give 'cuda'")
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise LeadlineError(f"device is {given!r} and torch finds {count} GPU(s) here, counted from 0; give 'cuda'")
     return device
 
 
 def lock(opened: int, wait: bool) -> bool:
-    """Whether an open file or folder is ours alone among the processes; where there are no locks it counts as that."""
+    """Lock an open file or folder for this process alone.
+
+    Args:
+        opened: File descriptor.
+        wait: Whether to wait for a process that holds the lock.
+
+    Returns:
+        Whether this process holds it; True on systems without such locks.
+    """
     try:
         import fcntl
 
@@ -43,20 +51,20 @@ def lock(opened: int, wait: bool) -> bool:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Of Leadline, Python, torch, and of those packages that are installed."""
+    """Return the versions of Leadline, Python, torch and the given packages, as far as they are installed."""
     from leadline import __version__
 
-    found = {"leadline": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
+    names = {"leadline": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
     for package in packages:
         try:
-            found[package] = version(package)
+            names[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return names
 
 
 def processor() -> str:
-    """The processor's name and the threads that torch uses of it."""
+    """Return the name of the processor and the number of threads that torch uses."""
     threads = torch.get_num_threads()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

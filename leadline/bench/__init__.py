@@ -1,4 +1,4 @@
-"""Speed, memory and error of the attention operators and of whole models, as ratios within one run."""
+"""Benchmarks of attention operators and of whole models: speed, memory and error as ratios within one run."""
 
 from leadline.bench.run import METHODS, SUITES, bench_attention
 

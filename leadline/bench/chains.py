@@ -1,7 +1,7 @@
-"""What is compared: chains of layers with carried scores, and attention with a dense bias, each by several methods.
+"""Chains of layers that a bench compares: carried scores, or a dense bias, each by several methods.
 
-Every method is a function of the layers' q, k, v (and biases) that returns the layers' outputs. ``flash`` is torch's
-fused attention without any carry or bias: the price that the others are a multiple of.
+Every method is a function of the layers' q, k, v (and biases) that returns the outputs of the layers. ``flash`` is
+torch's fused attention without a carry or a bias: times of the other methods are given as multiples of its time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CPU_SHAPES = {"vit_base": Shape(4, 8, 12, 197, False), "vit_large": Shape(4, 4, 
 
 
 def draw(shape: Shape, device: str, dtype: torch.dtype, std: float = 1.0, bias: bool = False) -> list[Layer]:
-    """Layers whose scores have standard deviation ``std``; values and a bias, shared by the samples, have 1."""
+    """Draw layers whose scores have standard deviation ``std``; values, and a bias shared by the samples, have 1."""
     generator = torch.Generator(device).manual_seed(0)
     size = (shape.batch, shape.tokens, shape.heads, shape.width)
 
@@ -64,7 +64,7 @@ def draw(shape: Shape, device: str, dtype: torch.dtype, std: float = 1.0, bias: 
 
 
 def hopfield_methods(backend: str) -> dict[str, Method]:
-    """Methods of carrying scores through depth."""
+    """Return the methods of carrying scores through depth, by name."""
     return {
         "flash": _flash,
         "leadline": _chain(lambda q, k, v, state, causal: _ours(q, k, v, state, causal, backend)),
@@ -76,7 +76,7 @@ def hopfield_methods(backend: str) -> dict[str, Method]:
 
 
 def biased_methods(_: str) -> dict[str, Method]:
-    """Methods of adding a bias that has a gradient."""
+    """Return the methods of adding a bias that has a gradient, by name."""
     return {
         "flash": _flash,
         "leadline": _each(lambda q, k, v, bias, causal: biased_attention(q, k, v, bias, causal=causal)),
@@ -107,7 +107,7 @@ def _each(step: Callable[..., Tensor]) -> Method:
 
 
 def _once(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled at the first call."""
+    """Compile a step at its first call."""
     made: list[Callable[..., Any]] = []
 
     def call(*inputs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Time, memory and error of a method."""
+"""Time, memory and error of one method in a bench."""
 
 from __future__ import annotations
 
@@ -17,10 +17,18 @@ ROWS = 1024  # queries at a time in the float64 reference
 
 
 def speed(method: Method, layers: Sequence[Layer], causal: bool, repeats: int, graph: bool) -> dict[str, float | None]:
-    """Median milliseconds forward and forward + backward, and on a GPU the memory needed beyond the inputs.
+    """Measure the median milliseconds of a method, forward and forward + backward, and its memory on a GPU.
 
-    With ``graph`` both are replayed from a CUDA graph: the device's work alone, without the time that Python takes to
-    launch it, which in a whole model other work hides. What a plain call takes is then there as ``eager_ms``.
+    Args:
+        method: The method.
+        layers: Its inputs.
+        causal: Whether attention is causal.
+        repeats: Runs to take the median of, at most.
+        graph: Time the replay of a CUDA graph, which is the work of the device alone. The time of plain calls, with the
+            time that Python takes to launch kernels, then stands under ``eager_ms``.
+
+    Returns:
+        ``forward_ms``, ``total_ms``, ``eager_ms`` where ``graph`` holds, and ``extra_gib``, memory beyond the inputs.
     """
     leaves = [x for layer in layers for x in layer]
     grads = [torch.randn_like(layer[0]) for layer in layers]
@@ -42,21 +50,24 @@ def speed(method: Method, layers: Sequence[Layer], causal: bool, repeats: int, g
         with torch.no_grad():
             return method(layers, causal)
 
-    found = {"extra_gib": extra}
+    figures = {"extra_gib": extra}
     for name, run in (("forward_ms", forward), ("total_ms", both)):
-        found[name] = median_ms(run, cuda, repeats)
+        figures[name] = median_ms(run, cuda, repeats)
         if cuda and graph:
             captured = torch.cuda.CUDAGraph()
             with torch.cuda.graph(captured):
-                kept = run()
-            found["eager_ms"] = found[name]
-            found[name] = median_ms(captured.replay, cuda, repeats)
-            del kept, captured
-    return found
+                outputs = run()  # held while the graph is replayed
+            figures["eager_ms"] = figures[name]
+            figures[name] = median_ms(captured.replay, cuda, repeats)
+            del outputs, captured
+    return figures
 
 
 def median_ms(run: Callable[[], Any], cuda: bool, repeats: int) -> float:
-    """The median of up to ``repeats`` runs in two seconds, after one to warm up; on a GPU its cache is flushed."""
+    """Return the median of up to ``repeats`` runs in two seconds, after one to warm up.
+
+    On a GPU its cache is flushed before each run.
+    """
     run()
     deadline = time.perf_counter() + 2
     flush = torch.empty(2**26, dtype=torch.int32, device="cuda") if cuda else None

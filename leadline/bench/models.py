@@ -1,4 +1,4 @@
-"""Training steps of whole models with carried scores against the same models with standard attention."""
+"""Training steps of whole models with carried scores, beside the same models without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench as a picture: time and memory of each method, by shape."""
+"""The picture of a bench: time and memory of each method, by shape."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
     ]
     figure, axes = plt.subplots(len(panels), 1, figsize=(8, 2.7 * len(panels)), squeeze=False, layout="constrained")
     for axis, (rows, field, title) in zip(axes[:, 0], panels, strict=True):
-        found = [row[field] for row in rows if row[field]]
+        measured = [row[field] for row in rows if row[field]]
         axis.set_yscale("log")
-        axis.set_ylim(0.8 * min(found), 2.5 * max(found))
+        axis.set_ylim(0.8 * min(measured), 2.5 * max(measured))
         shapes = list(dict.fromkeys(row["shape"] for row in rows))
         methods = [m for m in LOOKS if any(row["method"] == m for row in rows)]
         width = 0.8 / len(methods)
@@ -48,7 +48,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
                 axis.bar(at, value or 0, width, color=color, hatch=hatch, edgecolor="white", label=label)
                 text = "does not run" if value is None else f"{value:.1f}"
                 axis.annotate(
-                    text, (at, value or 0.8 * min(found)), ha="center", va="bottom", fontsize=6, rotation=90,
+                    text, (at, value or 0.8 * min(measured)), ha="center", va="bottom", fontsize=6, rotation=90,
                     xytext=(0, 2), textcoords="offset points",
                 )  # fmt: skip
         axis.set_xticks(range(len(shapes)), shapes)

@@ -1,4 +1,4 @@
-"""``leadline bench attention``: one run, one table."""
+"""The run of ``leadline bench attention``: all methods at all shapes, one table."""
 
 from __future__ import annotations
 
@@ -35,15 +35,24 @@ def bench_attention(
     out: Path | None = None,
     on_row: Callable[[str, Row, int, int], None] = lambda suite, row, done, total: None,
 ) -> dict[str, Any]:
-    """Measure and return ``{hardware, versions, command, rows, biased_rows, model_rows}``.
+    """Measure attention operators and whole models, and return one table.
 
-    Suites that are not asked for stay as they are in ``out``, if that was measured on the same hardware and versions;
-    "commands" says by which command each suite was, "command" by which the rows of carried scores.
+    Suites that are not asked for stay as they are in ``out``, if that was measured on the same hardware and versions.
+    A method that cannot run a shape has a row with the reason under "failed". ``out`` is written after each row, so
+    that an interrupted run keeps its rows; a picture beside it is drawn at the end.
 
-    shapes: names of ``chains.GPU_SHAPES`` (or CPU_SHAPES), all unless given. ``on_row`` hears of each row as
-    it comes, and how many there are.
-    A method that cannot run a shape has a row with the reason under "failed". ``out`` is written anew after each row,
-    so that an interrupted run keeps what it has, with a picture beside it in the end.
+    Args:
+        suites: "carried", "biased" and "models".
+        shapes: Names of ``chains.GPU_SHAPES`` or ``chains.CPU_SHAPES``; empty: all.
+        methods: Methods to compare with flash attention.
+        device: "cuda" or "cpu"; None: a GPU if there is one.
+        command: The command that the result names.
+        out: JSON file to write.
+        on_row: Called as on_row(suite, row, rows so far, rows in all).
+
+    Returns:
+        ``{hardware, versions, command, commands, rows, biased_rows, model_rows}``; "commands" has the
+        command of each suite.
     """
     check_choice("device", device or "cpu", ("cuda", "cpu"))
     device = choose_device(device).type
@@ -55,7 +64,7 @@ def bench_attention(
     if "biased" in names:  # a dense bias at 16384 tokens is 6 GiB a layer: nobody's case
         names["biased"] = tuple(name for name in names["biased"] if name != "long_16384")
     models = tuple(MODELS) if "models" in suites and device == "cuda" else ()
-    total = sum(len(found) for found in names.values()) * len({"flash", *methods}) + 2 * len(models)
+    total = sum(len(methods_of) for methods_of in names.values()) * len({"flash", *methods}) + 2 * len(models)
     rows: dict[str, list[Row]] = {"carried": [], "biased": [], "models": []}
     results: dict[str, Any] = {
         "hardware": torch.cuda.get_device_name() if device == "cuda" else processor(),
@@ -110,19 +119,19 @@ def _shape_rows(
             if "eager_ms" in row:
                 row["eager_ratio_to_flash"] = row["eager_ms"] / base["eager_ms"]
             if method in ("flash", "leadline"):
-                found = flash if method == "flash" else {s: errors(run, shape, device, dtype, s, suite) for s in STDS}
+                figures = flash if method == "flash" else {s: errors(run, shape, device, dtype, s, suite) for s in STDS}
             else:  # one look at the others is enough
-                found = {1.0: errors(run, shape, device, dtype, 1.0, suite)}
-            row |= _error_fields(found, flash)
+                figures = {1.0: errors(run, shape, device, dtype, 1.0, suite)}
+            row |= _error_fields(figures, flash)
         except Exception as error:  # out of memory, a kernel that this machine has not: the other rows go on
             row |= dict.fromkeys(("forward_ms", "total_ms", "ratio_to_flash", "extra_gib", "error", "grad_error"))
             row["failed"] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160]}"
         add(suite, row)
 
 
-def _error_fields(found: dict[float, tuple[float, float]], flash: dict[float, tuple[float, float]]) -> Row:
+def _error_fields(figures: dict[float, tuple[float, float]], flash: dict[float, tuple[float, float]]) -> Row:
     names = ("error", "grad_error", "flash_error", "flash_grad_error")
-    by_std = {std: dict(zip(names, (*found[std], *flash[std]), strict=True)) for std in found}
+    by_std = {std: dict(zip(names, (*figures[std], *flash[std]), strict=True)) for std in figures}
     return by_std[1.0] | {"by_score_std": {f"{std:g}": values for std, values in by_std.items()}}
 
 

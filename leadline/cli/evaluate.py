@@ -44,16 +44,16 @@ def evaluate(
     with Console(stderr=True).status("evaluating"):
         text = {"context": context, "stride": stride, "memory": memory, "lanes": lanes}
         place = out or folder / "evaluation"
-        found = run(folder, which=which, split=split, data=data, recipe=recipe, device=device, out=place, **text)
+        result = run(folder, which=which, split=split, data=data, recipe=recipe, device=device, out=place, **text)
     if as_json:
-        print(json.dumps(found.to_dict()))
+        print(json.dumps(result.to_dict()))
         return
-    for note in found.notes:
+    for note in result.notes:
         Console(stderr=True).print(f"[bold yellow]note:[/] {escape(note)}", soft_wrap=True, highlight=False)
-    shown = {name: value if isinstance(value, int) else f"{value:.4g}" for name, value in found.figures.items()}
+    shown = {name: value if isinstance(value, int) else f"{value:.4g}" for name, value in result.figures.items()}
     figures = ", ".join(f"{name} {value}" for name, value in shown.items())
-    step = f" at step {found.step}" if found.step else ""
-    print(f"{split}: {figures}{step} ({found.checkpoint})")
-    Console().print(found.report.table(brief=Console().width < 130))
-    Console().print(f"\n{escape(found.report.verdict.text)}", highlight=False)
-    print(f"saved {', '.join(str(file) for file in found.files)}")
+    step = f" at step {result.step}" if result.step else ""
+    print(f"{split}: {figures}{step} ({result.checkpoint})")
+    Console().print(result.report.table(brief=Console().width < 130))
+    Console().print(f"\n{escape(result.report.verdict.text)}", highlight=False)
+    print(f"saved {', '.join(str(file) for file in result.files)}")

@@ -58,7 +58,7 @@ def generate(
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
     began, pieces = time.perf_counter(), []
     stream = write(model, tokenizer, begin, tokens, cache, **options)
-    first = next(stream, "")  # what cannot be done is said before anything is shown
+    first = next(stream, "")  # an error appears before any text does
     if not as_json:
         print(begin, end="", flush=True)
     for piece in chain([first], stream):
