@@ -101,7 +101,7 @@ def test_a_deep_decoder_with_the_better_of_two_rates(context):
         assert last == pytest.approx(row["similarity"], abs=0.3)
     assert {row["arm"] for row in result.tables["layers"]} == set(arms)
     highest = [arm for arm in arms if tried[f"{arm}, lr 0.001"] <= tried[f"{arm}, lr 1e-09"]]
-    advice = f"a higher one than was tried may be better for {', '.join(highest)}."
+    advice = f"A higher rate than those tried may be better for {', '.join(highest)}."
     assert any(advice in note for note in result.notes) == bool(highest)
     assert [row["place"] for row in result.tables["elsewhere"]] == ["1 layer"] * 4 + ["bytes"] * 4
     for lr in ("0.001", "1e-09"):
@@ -116,7 +116,7 @@ def test_a_deep_decoder_with_the_better_of_two_rates(context):
     shared = entry.run(replace(made, jobs=2))  # runs that share the machine say nothing of their cost
     assert not any({"cost", "ms a step"} & set(row) for row in shared.shown)
     assert any("2 at a time (for the cost of a step see" in note for note in shared.notes)
-    again = "The first seed was then trained once more, with its tokens watched"
+    again = "The first seed was then trained again, with token similarity watched."
     assert any(note.startswith(again) and "within 0.0000 nats" in note for note in result.notes)
     for path in (made.out / "runs").iterdir():  # as a GPU, whose sums come in another order, would leave it
         record = json.loads(path.read_text())

@@ -81,7 +81,7 @@ def test_sentences_follow_from_the_numbers() -> None:
 
 def test_a_net_that_guesses_is_named() -> None:
     runs = {arm: [Record(arm, {"diverged": None, "test_accuracy": value})] for arm, value in (("a", 0.6), ("b", 0.11))}
-    assert "What b gives is little more than guessing" in vits.accuracy_note(runs)
+    assert " b: little better than guessing (10)" in vits.accuracy_note(runs)
     assert "guessing" not in vits.accuracy_note({"a": runs["a"]})
 
 

@@ -167,16 +167,16 @@ def _notes(
         + ", ".join(f"1e{size:.0f}" for size in sizes)
         + f" after one, two and three layers of standard attention. Of all nets and layers compared it is broken at "
         f"{_broken(verdicts, 'repaired')}, the printed one at {_broken(verdicts, 'printed')}.",
-        "Where a bound is what, layers of all nets counted: "
+        "Verdicts, counted over the layers of all nets: "
         + "; ".join(f"{form}: {_count(verdicts, form)}" for form in ("repaired", "printed"))
         + ". Rounding noise is not compared.",
-        f"Sharp (within a factor 10): {_where(verdicts, 'sharp')}. Small weights and an inner skip make it so: "
-        "attention then adds little, and the factor alpha a layer of the skip is exact.",
+        f"Sharp (within a factor 10): {_where(verdicts, 'sharp')}. Small weights and an inner skip make it so. "
+        "Attention then adds little, and the factor alpha of the skip in each layer is exact.",
         "Printed statements that fail (actual, printed, repaired): "
         + "; ".join(
             f"{row['statement']}: {row['actual']:.3g}, {row['printed']:.3g}, {row['repaired']:.3g}" for row in examples
         )
-        + ". They are built for the purpose; at the nets above the printed forms are so loose that this does not show.",
+        + ". These cases are built to show it; for the nets above, the printed forms are too loose to fail.",
     ]
 
 

@@ -43,7 +43,8 @@ def run(context: Context) -> Result:
     notes = [
         peak_sentence(models),
         describe_loss_difference("Validation loss of .5 against standard:", runs[".5"], runs["standard"]) + ".",
-        f"HOP's models were trained on WikiText-103; the rate is {setting['lr']:g} here. " + budget_note(context, runs),
+        f"HOP's models were trained on WikiText-103. The learning rate is {setting['lr']:g} here. "
+        + budget_note(context, runs),
     ]
     tables = {"layers": cosines_table(models), "runs": runs_table(runs, seeds), "curves": curves_table(runs, seeds)}
     return Result(peak_claims(models), tables, plot, notes)

@@ -98,8 +98,8 @@ def _notes(
     notes = [
         f"Stable (tokens and scores grow by at most {STABLE - 1:.0%} a layer): {', '.join(stable) or 'none'}.",
         f"Unstable (growth of tokens, of scores): {', '.join(unstable) or 'none'}. The two-step forms have a root of "
-        f"modulus rho + sqrt(1 + rho^2) = {_root(setting):.3f}, with the printed and with the derived sign; what the "
-        "layers add on their own comes on top.",
+        f"modulus rho + sqrt(1 + rho^2) = {_root(setting):.3f}, with the printed and with the derived sign. What "
+        "the layers themselves add comes on top.",
     ]
     unsolved = [f"{scheme} ({reason})" for scheme, reason in measured.items() if isinstance(reason, str)]
     if unsolved:

@@ -244,14 +244,14 @@ def _summary(right: Mapping[Cell, Sequence[float]], init: str, depths: Sequence[
     by_depth = ", ".join(f"{a:+.1f} and {p:+.1f} (depth {d})" for d, a, p in zip(depths, alphas, primes, strict=True))
     a, p = statistics.fmean(alphas), statistics.fmean(primes)
     if a > 1 and a > 3 * abs(p):
-        verdict = "It is alpha that carries the skip-less result"
+        verdict = "Alpha accounts for the skip-less result"
     elif p > 1 and p > 3 * abs(a):
-        verdict = "It is alpha' that carries the skip-less result"
+        verdict = "Alpha' accounts for the skip-less result"
     elif max(abs(a), abs(p)) <= 1:
         verdict = "Neither changes much"
     else:
-        verdict = "Both have a part in it"
-    return f"{verdict}: alpha, and alpha', .5 instead of 0 changes the accuracy by {by_depth} points ({init})."
+        verdict = "Both contribute"
+    return f"{verdict}. Alpha, and alpha', of .5 instead of 0 changes the accuracy by {by_depth} points ({init})."
 
 
 def _about(context: Context, trained: Trained) -> str:
@@ -263,9 +263,9 @@ def _about(context: Context, trained: Trained) -> str:
     final = [record for records in trained.runs.values() for record in records]
     return (
         f"Pre-norm, no MLP, no outer skips, maximum over tokens, {setting['epochs']} epochs, "
-        f"{len(seeds_of(context))} seeds, warm-up "
-        "over a tenth of the run and gradients clipped to norm 1. Each cell of the table is at its best of "
-        f"{len(setting['lrs'])} learning rates (in brackets), chosen by one run of the same length with a tenth of the "
+        f"{len(seeds_of(context))} seeds, warm-up over a tenth of the run and gradients clipped to norm 1. "
+        "Each cell of the table has the best of "
+        f"{len(setting['lrs'])} learning rates (in brackets). One run of the same length chose it, with a tenth of the "
         f"training images held out. {lost} of {len(every)} such runs diverged and {low} more ended below 15 %; "
         f"{sum(record.diverged for record in final)} of {len(final)} final ones diverged, which counts as 10 %."
     )
@@ -281,7 +281,7 @@ def _at_the_edge(rates: Mapping[Cell, float], lrs: Sequence[float]) -> list[str]
                 by_column.setdefault(cell.column, []).append(f"{cell.depth} ({cell.init})")
         places = "; ".join(f"{column} at depth {', '.join(at)}" for column, at in by_column.items())
         if places:
-            lines.append(f"The {end_name} rate that was tried did best for {places}: one beyond it may do better.")
+            lines.append(f"The {end_name} rate tried was the best for {places}; a rate beyond it may be better.")
     return lines
 
 

@@ -200,22 +200,22 @@ def _reasons(mean: Measured, measured: Measured, setting: Mapping[str, Any], flo
     ]
     return [
         "The paper states neither its initialisation nor how it draws the patch embedding, and the digits depend on "
-        f"both. The setting of the digits here is {main}: q, k and v one Xavier-uniform matrix of 3d x d, output "
-        "projections Xavier-uniform, patches, positions and class token normal with standard deviation .02, biases 0; "
-        f"{setting['count']} test images, bilinear, normalised as ImageNet's.",
+        f"both. The digits here are of {main}: q, k and v are one Xavier-uniform matrix of 3d x d, and output "
+        "projections are Xavier-uniform. Patches, positions and class token are normal with standard deviation .02, "
+        f"biases are 0. The input is {setting['count']} test images, enlarged bilinearly and normalised as ImageNet's.",
         f"This and other choices (standard attention at depths 1, 2, 3; 'both' at depth {depth}): "
         + "; ".join(choices)
         + "; all else as above."
         + (f" Without much effect, less than a quarter on depth 1 and on 'both': {', '.join(idle)}." if idle else ""),
-        "The scale of the patches decides the standard column, since scores grow with its square: larger ones put the "
-        "collapse off by a layer or more. The scale of values and output projections decides the 'both' column. The "
+        "The scale of the patches decides the standard column, since scores grow with its square. Larger patches delay "
+        "the collapse by a layer or more. The scale of values and output projections decides the 'both' column. The "
         "paper's own digits: " + "; ".join(where) + ".",
         "The spread over seeds is wide too: standard attention at depth 1 is "
         + ", ".join(f"{at.min():.2f} to {at.max():.2f} ({init})" for init, at in first.items())
         + f" against {PAPER['standard'][0]:.2f}.",
-        "From depth 4 on the paper's 1.8e-6 is float32's rounding of the token mean: tokens that are all equal, added "
-        f"up one after the other, give {floor:.2g}. Ours takes the mean twice, which leaves "
-        f"{base['standard'][-1]:.1g} at the last depth.",
+        "From depth 4 on, the paper's 1.8e-6 is float32's rounding of the token mean. Tokens that are all equal, added "
+        f"one by one, give {floor:.2g}. Our metric takes the mean twice, which leaves {base['standard'][-1]:.1g} at "
+        "the last depth.",
     ]
 
 

@@ -70,10 +70,10 @@ def run(context: Context) -> Result:
         + "; ".join(describe_loss_difference(arm, records, base) for arm, records in runs.items() if arm != STANDARD)
         + ".",
         _learned(runs),
-        "HOP reports perplexity 22.87 -> 20.70 (Small) and 20.85 -> 19.61 (Medium) on WikiText-103 after its own, "
-        f"longer training; the rate {setting['lr']:g}, the widths and the context are those of its table, the batch of "
-        f"{setting['batch']} and the vocabulary of {setting['vocab_size']} are not. One rate for all arms: none was "
-        "tuned.",
+        "HOP reports perplexity 22.87 -> 20.70 (Small) and 20.85 -> 19.61 (Medium) on WikiText-103, after longer "
+        f"training. The learning rate {setting['lr']:g}, the widths and the context are those of its table. The batch "
+        f"of {setting['batch']} and the vocabulary of {setting['vocab_size']} are not. All arms share one rate, "
+        "which was not tuned.",
         budget_note(context, runs),
     ]
     tables = {**run_tables(context, runs), "strengths": _strengths(runs)}
@@ -96,10 +96,10 @@ def _learned(runs: Runs) -> str:
         return "Where learned alpha' goes is not known."
     means = [row["mean"] for row in rows if row["seed"] == rows[0]["seed"]]
     return (
-        "Learned, one number a head from .5 on and with start from scores, alpha' ended at a mean of "
-        f"{spread([row['mean'] for row in rows])[0]:.2f} without the first block, where it has no effect (layer means "
-        f"from {min(means):.2f} to {max(means):.2f} in one seed; heads of all from "
-        f"{min(row['least'] for row in rows):.2f} to {max(row['most'] for row in rows):.2f})."
+        "Learned alpha' has one number a head, initially .5, and starts from scores. It ended at a mean of "
+        f"{spread([row['mean'] for row in rows])[0]:.2f} without the first block, where it has no effect. Layer means "
+        f"of one seed range from {min(means):.2f} to {max(means):.2f}, heads of all seeds from "
+        f"{min(row['least'] for row in rows):.2f} to {max(row['most'] for row in rows):.2f}."
     )
 
 

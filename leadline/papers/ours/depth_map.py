@@ -138,12 +138,12 @@ def run(context: Context) -> Result:
     ]  # fmt: skip
     notes = [
         f"Depth of collapse: the first block after which t_sim is above {level:g}. Spearman's rank correlation is "
-        f"{correlation:.3f} over all {len(both)} points, {inner:.3f} over the {len(inside)} that collapse within "
-        f"{depth} blocks by both, which are {apart:.1f} blocks apart on average. Whether there is a "
-        f"collapse within {depth} blocks is predicted rightly at {agree} of {len(both)}.",
+        f"{correlation:.3f} over all {len(both)} points. It is {inner:.3f} over the {len(inside)} points that collapse "
+        f"within {depth} blocks both as predicted and as measured; these two depths differ by {apart:.1f} blocks on "
+        f"average. Whether tokens collapse within {depth} blocks is predicted correctly for {agree} of {len(both)}.",
         "The prediction iterates the energies of the token mean and of the rest through a block; the formula is in "
-        "`leadline/papers/shared/mean_field.py`. It takes n, the variances of the weights and the setting, and "
-        "no measurement.",
+        "`leadline/papers/shared/mean_field.py`. Its inputs are n, the variances of the weights and the setting; "
+        "it takes no measurement.",
     ]
 
     return Result(claims, {"points": table}, lambda: _plot(setting, table), notes)

@@ -139,24 +139,24 @@ def _notes(context: Context, trained: Trained) -> list[str]:
     lrs = rates_to_try(setting)
     by_norm = "; ".join(f"{norm}-norm {' or '.join(f'{lr:g}' for lr in some)}" for norm, some in setting["lrs"].items())
     return [
-        f"Validation loss, and against pre-norm: {_gaps(runs)}.",
+        f"Validation loss, of other arms as the difference from pre-norm: {_gaps(runs)}.",
         *(
             f"With {place}{_rates_there(setting['places'][place])}: {_gaps(some)}."
             for place, some in trained.elsewhere.items()
         ),
-        f"Learning rates, the best ({by_norm}) by the validation loss of the first seed: "
+        f"Best learning rates ({by_norm}), by the validation loss of the first seed: "
         + ", ".join(f"{arm} {lr:g}" for arm, lr in rates.items())
         + _at_the_edge(rates, lrs),
         *_repeated(runs, {arm: trained.tried[_at_rate(arm, lr)] for arm, lr in rates.items()}),
         *_by_rate(trained.tried, lrs),
-        "De-escalation takes the mean of the tokens before each one out of the FFN's input (tau 1), of a post-norm "
-        "decoder, as TSE's figure 7 does without regard to the future. Alpha and alpha' are .5 where they are on.",
+        "De-escalation (tau 1, post-norm) subtracts the mean of the tokens before each one from the FFN's input. TSE's "
+        "figure 7 subtracts the mean of all tokens, future ones too. Alpha and alpha' are .5 where they are on.",
         budget_note(context, runs),
     ]
 
 
 def _rates_there(change: Mapping[str, Any]) -> str:
-    return f", at {change['lr']:g}" if "lr" in change else ", each at its rate of below"
+    return f", at {change['lr']:g}" if "lr" in change else ", each at the rate given below"
 
 
 def _gaps(runs: Runs) -> str:
@@ -171,7 +171,7 @@ def _gaps(runs: Runs) -> str:
 def _at_the_edge(rates: Mapping[str, float], lrs: Mapping[str, Sequence[float]]) -> str:
     """Name the arms whose best rate is the highest that was tried."""
     highest = [arm for arm, lr in rates.items() if lr == max(lrs[arm])]
-    return f"; a higher one than was tried may be better for {', '.join(highest)}." if highest else "."
+    return f". A higher rate than those tried may be better for {', '.join(highest)}." if highest else "."
 
 
 def _repeated(runs: Runs, tried: Runs) -> list[str]:
@@ -182,7 +182,7 @@ def _repeated(runs: Runs, tried: Runs) -> list[str]:
         return []
     arm = max(ended, key=lambda name: ended[name])
     return [
-        "The first seed was then trained once more, with its tokens watched, and counts as it ended this time: within "
+        "The first seed was then trained again, with token similarity watched. This second run counts; it ended within "
         f"{ended[arm]:.4f} nats of the first ({arm})."
     ]
 

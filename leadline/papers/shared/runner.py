@@ -23,8 +23,8 @@ from leadline.papers.shared.material import Material
 from leadline.papers.shared.page import check_page, write_page
 
 EMBEDDED = (
-    "Run on scikit-learn's digits in place of CIFAR-10, without RandAugment, which needs colour: the papers' digits "
-    "are not comparable."
+    "Run on scikit-learn's digits in place of CIFAR-10, and without RandAugment, which needs colour. The papers' "
+    "numbers are not comparable."
 )
 
 
@@ -165,7 +165,7 @@ def _summary_of(entry: Entry, context: Context, force: bool, console: Console) -
     try:
         return _run(entry, setting, folder, context, console)
     except KeyboardInterrupt:
-        console.print("Interrupted. What is finished is kept; the same command goes on with the rest.")
+        console.print("Interrupted. Finished entries and runs are stored; the same command goes on with the rest.")
         raise
 
 

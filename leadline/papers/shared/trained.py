@@ -129,8 +129,8 @@ def effort(runs: Mapping[Any, Sequence[Record]], more: Sequence[Record] = ()) ->
     if len(records) == 1:
         return f"1 run, {seconds:.0f} s of training, on {on}."
     return (
-        f"{len(records)} runs, {seconds:.0f} s of training when added up, on {on}; runs that shared it took longer "
-        "each than they would alone."
+        f"{len(records)} runs, {seconds:.0f} s of training in total, on {on}. Runs that shared a device each took "
+        "longer than alone."
     )
 
 

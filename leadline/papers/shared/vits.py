@@ -182,8 +182,8 @@ def run_entropies(context: Context, size: str, arm: str) -> Result:
             notes.insert(
                 0,
                 f"The smallest mean entropy of a head is {plain:.2f} of uniform attention's with standard "
-                f"attention and {ours:.2f} with Hopfield attention ({name}); the paper says that it does not change"
-                f"{'.' if same else ', and here it does.'}",
+                f"attention and {ours:.2f} with Hopfield attention ({name}). The paper says that it does not change"
+                f"{'.' if same else '; here it does.'}",
             )
     rows = [
         {"layer": f.index, "head": head + 1, "entropy": value}
@@ -240,7 +240,7 @@ def accuracy_note(runs: Mapping[str, list[Record]]) -> str:
     """Describe the test accuracy of each arm, and say which ones do little better than guessing."""
     by_arm = ", ".join(f"{arm} {percent(values)}" for arm, values in accuracies(runs).items())
     low = [arm for arm, values in accuracies(runs).items() if min(values) < 0.15]
-    guessing = f" What {' and '.join(low)} gives is little more than guessing, 10: these figures are of no trained net."
+    guessing = f" {' and '.join(low)}: little better than guessing (10), so that this is no figure of a trained net."
     return f"Test accuracy, %, one seed: {by_arm} (both: alpha = alpha' = .5).{guessing if low else ''}"
 
 
@@ -253,6 +253,6 @@ def setting_note(context: Context, size: str) -> str:
     augmented = "crops" if context.embedded else "flips and crops"
     return (
         f"ViT-{size} on {pixels} (65 tokens; HOP: 224 x 224 in patches of 16), "
-        f"{setting['epochs'][size]} epochs (HOP: 300) at batch {setting['batch']}, {augmented} only, learning rate "
-        f"{setting['lrs'][size]:g} for every way: none was tuned."
+        f"{setting['epochs'][size]} epochs (HOP: 300) at batch {setting['batch']}, {augmented} only. Every arm has "
+        f"the learning rate {setting['lrs'][size]:g}; none was tuned."
     )

@@ -97,7 +97,7 @@ def run(context: Context) -> Result:
     claims.append(Claim("largest difference of t_sim and t_cos", "digits", apart, 0.0, "0.05", apart < 0.05))
     notes = [
         f"{shape[0]} sequences of {shape[1]} random words, dropout off. The paper names neither its input nor its "
-        "loss: the gradient here is that of the cross-entropy of random words through the tied embedding.",
+        "loss. The gradient here is that of the cross-entropy of random words through the tied embedding.",
         f"BERT's gradient norms go from {gradient[0]:.3g} at block 1 to {gradient[-1]:.3g} at block {depth}, and lie "
         f"between {gradient.min():.3g} and {gradient.max():.3g}.",
     ]

@@ -69,10 +69,9 @@ def run(context: Context) -> Result:
     first, final = size["attention branch"]
     notes = [
         f"||X|| grows from {size['X'][0]:.0f} to {size['X'][1]:.0f}, while ||LN(X)|| stays at {size['LN(X)'][1]:.0f} "
-        f"and bounds the branch ({first:.0f} to {final:.0f}: it grows, because "
-        f"averaging cancels less the more alike tokens are). At block {depth} the branch is "
-        f"{final / size['X'][1]:.2f} of ||X||; in a post-norm block with tokens as alike it would be "
-        f"{final / size['LN(X)'][1]:.2f} of it.",
+        f"and bounds the branch. The branch grows from {first:.0f} to {final:.0f}, because averaging cancels less the "
+        f"more alike tokens are. At block {depth} it is {final / size['X'][1]:.2f} of ||X||; in a post-norm block with "
+        f"tokens as alike it would be {final / size['LN(X)'][1]:.2f} of it.",
     ]
     table = [
         {"block": b + 1, "pre-norm similarity": mean["pre"][b].item(), "post-norm similarity": mean["post"][b].item()}

@@ -119,13 +119,13 @@ def _notes(setting: Mapping[str, Any]) -> list[str]:
     limit, printed = critical_tau(), critical_tau(math.sqrt(setting["heads"]))
     growth = (setting["n"] - 1) ** (1 / deep)
     return [
-        f"Theory: with o = t_sim/t_div, attention multiplies o by 1 + gain^2 = 2 and (21) by (1 - tau)^2, so any tau "
+        f"Theory: with o = t_sim/t_div, attention multiplies o by 1 + gain^2 = 2 and (21) by (1 - tau)^2. So any tau "
         f"above 1 - 1/sqrt(2) = {limit:.3f} keeps diversity near 1. At a finite depth the crossing comes earlier: from "
         f"o = 1/(n-1) to 1 in {deep} blocks gives {1 - math.sqrt(growth / 2):.3f}.",
         "The paper's plot shows about .5 for tau = .5. Both readings here, before and after (21), are near 1, as the "
-        "theory says they must be for any tau above the critical one; nothing was tuned to the plot. The scale of W "
-        f"decides: with variance h/d, as section 2.4 prints, the critical tau is {printed:.3f} and tau = .5 "
-        "would collapse; a level near .5 at tau = .5 belongs to neither.",
+        "theory predicts for any tau above the critical one. Nothing was tuned to the plot. The scale of W decides: "
+        f"with variance h/d, as section 2.4 prints, the critical tau is {printed:.3f} and tau = .5 would collapse. A "
+        "level near .5 at tau = .5 follows from neither.",
     ]
 
 

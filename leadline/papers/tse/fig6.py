@@ -106,12 +106,12 @@ def _notes(
         + "; ".join(describe_difference(f"{one} against {other}", right[one], right[other]) for one, other in PAIRS)
         + ".",
         f"Training loss over the last tenth: {'; '.join(_loss_difference(*pair, losses) for pair in PAIRS)}.",
-        "The paper prints curves, not numbers; its order is de-escalated, pre-norm, post-norm in training loss, with "
-        f"lr {setting['lr']:g}, for post-norm {setting['lr_post']:g}, as here: none was tuned. Ours is "
-        f"{', '.join(order) or 'not known, since all diverged'}.",
+        "The paper prints curves, not numbers. By training loss its order is de-escalated, pre-norm, post-norm. Ours "
+        f"is {', '.join(order) or 'not known, since all diverged'}. Learning rates are the paper's, {setting['lr']:g} "
+        f"and for post-norm {setting['lr_post']:g}; none was tuned.",
         *diverged_note(runs),
-        "De-escalation with tau 1 takes the mean of the tokens out, so that no similarity is left after the last layer "
-        "whatever was learned.",
+        "De-escalation with tau 1 removes the mean of the tokens: token similarity after the last layer is 0 for any "
+        "weights.",
         f"{'Augmented by flips and crops only' if not setting['augment'].get('rand_augment') else 'RandAugment'}; "
         f"the head takes the maximum over tokens. {_speed(context, runs)}",
         effort(runs),

@@ -67,10 +67,10 @@ def run(context: Context) -> Result:
             )
         )
         + ".",
-        "The mean in the leaky form holds the tokens to be predicted, in training and in evaluation: its loss is no "
-        "measure of a language model, and the paper's figure shows training loss only.",
-        budget_note(context, runs) + " The text is read in one order, so that "
-        "seeds differ by their initialisation alone.",
+        "The mean of the leaky form contains the tokens to be predicted, in training and in evaluation. Its loss is "
+        "therefore no measure of a language model. The paper's figure shows training loss only.",
+        budget_note(context, runs) + " Every seed reads the text in the same "
+        "order, so that seeds differ in initialisation only.",
     ]
     table = table_of(context, runs, POST)
     return Result(claims, run_tables(context, runs), lambda: curves_figure(runs), notes, shown=table)

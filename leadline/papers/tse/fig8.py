@@ -60,8 +60,8 @@ def run(context: Context) -> Result:
         f"With error bars: at d = {widths[0]} the spread of eta is {low:.2f} for t <= .3 and {high:.2f} for t >= .7, "
         f"beside sqrt(6/d) = {math.sqrt(6 / widths[0]):.2f}. "
         + (
-            "So it is about the same at every t; that eta is calmer near rank one, as the paper reads its curves, is "
-            "not seen here."
+            "So it is about the same at every t. The paper reads its curves as calmer near rank one, which is not seen "
+            "here."
             if low > 0.8 * high
             else "So eta is calmer near rank one, as the paper says."
         ),

@@ -78,12 +78,12 @@ def run(context: Context) -> Result:
     )  # fmt: skip
     notes = [
         "Matrices with independent entries follow -1/2. Attention matrices do so only while n is small against the "
-        f"width d = {d}: their scores are bilinear in tokens of d entries, not independent, and for n above d "
+        f"width d = {d}, since their scores are bilinear in tokens of d entries and not independent. For n above d, "
         f"|lambda_2| tends to the spectral radius of the score weights, 1/(3 sqrt(d)) = {1 / (3 * math.sqrt(d)):.3f} "
-        "at any head width, instead of to 0. sqrt((e^(1/9) - 1)/n + 1/(9 d)) describes both ends "
+        "at any head width, and not to 0. sqrt((e^(1/9) - 1)/n + 1/(9 d)) describes both ends "
         f"({law[-1]:.3f} at n = {sizes[-1]}, measured {mean['softmax attention'][-1]:.3f}; independent scores of the "
-        f"same variance have {mean['iid log-normal'][-1]:.3f}). The gap stays large all the same, which is all that "
-        "the paper's argument needs.",
+        f"same variance have {mean['iid log-normal'][-1]:.3f}). The gap stays large all the same, and the paper's "
+        "argument needs no more.",
     ]
     table = [
         {"kind": kind, "n": n, "lambda2": at.mean().item(), "spread": at.std().item()}
