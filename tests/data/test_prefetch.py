@@ -39,11 +39,11 @@ def test_a_signal_to_all_leaves_the_step_at_hand_its_batch(monkeypatch, birth):
     monkeypatch.setattr(module, "_left_alone", slow)
     prefetch = Prefetch(make, 2, last=40)
     prefetch(Request(0, 0, 0, 1))
-    for worker in prefetch._coming._workers:
+    for worker in prefetch._batches._workers:
         os.kill(worker.pid, signal.SIGTERM)
         os.kill(worker.pid, signal.SIGINT)
     assert [int(prefetch(Request(step, 0, 0, 1))["step"]) for step in range(1, 30)] == list(range(1, 30))
-    workers = prefetch._coming._workers
+    workers = prefetch._batches._workers
     prefetch.close()
     assert not any(worker.is_alive() for worker in workers)
 
@@ -51,7 +51,7 @@ def test_a_signal_to_all_leaves_the_step_at_hand_its_batch(monkeypatch, birth):
 def test_a_worker_that_dies_is_one_line_where_its_batch_is_asked_for_and_the_others_go():
     prefetch = Prefetch(make, 2, last=40)
     prefetch(Request(0, 0, 0, 1))
-    workers = prefetch._coming._workers
+    workers = prefetch._batches._workers
     os.kill(workers[1].pid, signal.SIGKILL)
     workers[1].join()
     time.sleep(0.1)  # nothing is raised here
@@ -64,7 +64,7 @@ def test_a_worker_that_dies_is_one_line_where_its_batch_is_asked_for_and_the_oth
 def test_a_worker_that_is_stuck_is_ended():
     prefetch = Prefetch(make, 1, last=40)
     prefetch(Request(0, 0, 0, 1))
-    (worker,) = prefetch._coming._workers
+    (worker,) = prefetch._batches._workers
     os.kill(worker.pid, signal.SIGSTOP)
     prefetch.close()
     worker.join(10)
@@ -95,6 +95,6 @@ def test_what_else_goes_wrong_beside_the_workers_is_not_called_a_dead_one(monkey
     def lost(coming):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(type(prefetch._coming), "__next__", lost)
+    monkeypatch.setattr(type(prefetch._batches), "__next__", lost)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         prefetch(Request(1, 0, 0, 1))
