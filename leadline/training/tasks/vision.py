@@ -236,6 +236,7 @@ class VisionEvaluator:
         self.origin = self.task.data.path or self.task.data.name
         part = "test" if split == "test" else "train"
         source.check_data(VisionTask.kind, part, self.task.sets.fingerprint(part), self.origin)
+        self.place = source.folder if source.checkpoint is None else source.checkpoint.folder
         self.model = leadline.load(source.folder).to(device)
         self._check_fit(source.folder)
         self.notes: list[str] = []
