@@ -247,6 +247,7 @@ def test_a_run_a_checkpoint_and_a_model_of_transformers(trained, tmp_path):
     found = [run(place, "The", "--tokens", 5).stdout for place in (folder, folder / summary["checkpoint"])]
     assert found[0] == found[1]
     found = evaluate(folder, device="cpu", out=tmp_path / "evaluation")
+    assert found.checkpoint == folder / summary["checkpoint"] / "ema"
     assert found.figures["loss"] == pytest.approx(summary["test_loss"], abs=1e-6)  # the averaged weights
     assert found.figures["bytes"] == len(TEXT.encode())
     assert {file.name for file in found.files} == {"evaluation.json", "report.html", "report.json", "violins.png"}

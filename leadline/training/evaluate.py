@@ -31,7 +31,7 @@ class Evaluation:
     """The result of ``evaluate``. The settings of its report name what was evaluated, with the figures.
 
     Attributes:
-        checkpoint: The folder of the checkpoint, or of the model.
+        checkpoint: The folder of the checkpoint, of its averaged weights (for text), or of the model.
         step: The step of the checkpoint; 0 for a model saved by itself.
         split: The split.
         data: The folder of the data, or the name of the data set.
@@ -121,8 +121,8 @@ def evaluate(
     with torch.no_grad(), nullcontext() if dtype is None else torch.autocast(where.type, dtype):
         figures = evaluator.figures()
     report = probe(evaluator.model, evaluator.probe_inputs())
-    place, step = (weights, 0) if checkpoint is None else (checkpoint.folder, checkpoint.step)
-    evaluation = Evaluation(place, step, split, evaluator.origin, figures, report, notes=evaluator.notes)
+    step = 0 if checkpoint is None else checkpoint.step
+    evaluation = Evaluation(evaluator.place, step, split, evaluator.origin, figures, report, notes=evaluator.notes)
     if out is not None:
         evaluation.files = write_evaluation(evaluation, Path(out))
     return evaluation

@@ -106,11 +106,13 @@ class Evaluator(Protocol):
 
     Attributes:
         model: The model, on the device.
+        place: The folder that the report names as evaluated.
         origin: The folder of the data, or the name of the data set.
         notes: What a reader of the figures must know.
     """
 
     model: nn.Module
+    place: Path
     origin: str
     notes: list[str]
 

@@ -228,7 +228,7 @@ class LanguageEvaluator:
             )
         self.text = tokenised(corpus, split, self.tokenizer, None if settings is None else settings.cache)
         source.check_data(LanguageTask.kind, split, self.text.fingerprint(), corpus.origin)
-        self.origin, self.device = corpus.origin, device
+        self.place, self.origin, self.device = source.folder, corpus.origin, device
         self.notes = [LEAKY] if sees_future(self.model) else []
         self.notes += [corpus.notice] if corpus.notice else []
         if source.data is not None and corpus.by_place:

@@ -13,7 +13,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import leadline
 from leadline.data.base import Batches
 from leadline.data.images.batches import VisionBatches
 from leadline.data.images.cache import Encoded, Pixels
@@ -22,6 +21,7 @@ from leadline.data.images.prefetch import default_workers
 from leadline.data.images.splits import ImageSets
 from leadline.data.images.sweep import Sweep
 from leadline.errors import LeadlineError, check_choice
+from leadline.loading import load
 from leadline.models import create_model
 from leadline.models.configs import ViTConfig
 from leadline.models.table import MODELS
@@ -236,7 +236,8 @@ class VisionEvaluator:
         self.origin = self.task.data.path or self.task.data.name
         part = "test" if split == "test" else "train"
         source.check_data(VisionTask.kind, part, self.task.sets.fingerprint(part), self.origin)
-        self.model = leadline.load(source.folder).to(device)
+        self.place = source.folder if source.checkpoint is None else source.checkpoint.folder
+        self.model = load(source.folder).to(device)
         self._check_fit(source.folder)
         self.notes: list[str] = []
         if self.task.data.name == "folder" and classes is None:
