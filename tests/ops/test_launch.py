@@ -1,4 +1,4 @@
-"""When a prepared launch may use the kernel it has, with stand-ins for what Triton compiles."""
+"""When a prepared launch may reuse a compiled kernel, with stand-ins for Triton."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from leadline.ops.launch import Kernel
 
 
 class Jitted:
-    """Notes every look-up and every launch of what was found."""
+    """Stand-in for a jitted function: records its look-ups and the launches of the compiled kernels."""
 
     arg_names = ("X", "Y", "factor", "n", "BLOCK")
 
@@ -38,7 +38,7 @@ def test_the_second_launch_is_not_looked_up(jitted):
 
 
 def test_a_strength_of_1_is_a_float_whatever_it_was_given_as(jitted):
-    """Triton compiles an int of 1 into the kernel, where it would stay for the strengths to come."""
+    """Triton compiles an int of 1 into the kernel, which would then be wrong for other strengths."""
     launch = Kernel(jitted).prepare((4,), (100,), {"BLOCK": 64})
     x = torch.zeros(64)
     launch((x, x), (1,))
