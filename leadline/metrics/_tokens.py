@@ -80,9 +80,12 @@ def power_of_two(size: Tensor) -> Tensor:
 
 
 def scaled(X: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """X (..., n, d) over the power of two at its largest entry, padded rows 0, and that power (..., 1, 1).
+    """Set padded rows of X (..., n, d) to 0 and divide it by the power of two at its largest entry.
 
     Sums and squares then neither overflow nor underflow; the division rounds nothing.
+
+    Returns:
+        The scaled X, and the power of two (..., 1, 1).
     """
     X = drop_rows(X, padded_rows(X, mask))
     scale = power_of_two(X.detach().abs().amax((-2, -1), keepdim=True))
@@ -90,14 +93,14 @@ def scaled(X: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
 
 def unit_rows(X: Tensor) -> Tensor:
-    """The rows of X (..., n, d) at length 1; zero rows stay zero. Neither tiny nor huge rows lose digits."""
+    """Scale the rows of X (..., n, d) to length 1. Zero rows stay zero; neither tiny nor huge rows lose digits."""
     X = X / power_of_two(X.detach().abs().amax(-1, keepdim=True))  # squares of tiny rows must not vanish
     length = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
     return X / torch.where(length > 0, length, torch.ones_like(length))
 
 
 def pair(X: Tensor, Y: Tensor, names: tuple[str, str] = ("X", "Y")) -> tuple[Tensor, Tensor]:
-    """Two matrices, checked as ``accumulate`` does, of one dtype."""
+    """Check two matrices as ``accumulate`` does, and that they have one dtype."""
     X, Y = accumulate(X, names[0]), accumulate(Y, names[1])
     if X.dtype != Y.dtype:
         raise LeadlineError(f"{names[0]} is {X.dtype} and {names[1]} {Y.dtype}; convert one to the dtype of the other")
@@ -105,7 +108,7 @@ def pair(X: Tensor, Y: Tensor, names: tuple[str, str] = ("X", "Y")) -> tuple[Ten
 
 
 def matched_pair(X: Tensor, Y: Tensor, names: tuple[str, str] = ("X", "Y")) -> tuple[Tensor, Tensor]:
-    """As ``pair``, of one shape as well."""
+    """Check two matrices as ``pair`` does, and that they have one shape."""
     X, Y = pair(X, Y, names)
     if X.shape != Y.shape:
         raise LeadlineError(

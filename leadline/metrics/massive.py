@@ -1,8 +1,8 @@
-"""Tokens and channels that dwarf the others, and a similarity that they do not move.
+"""Massive tokens and channels, and a similarity that does not depend on them.
 
 Nearly every trained language model has a massive activation (Sun et al., 2024): from some layer on, one token,
 mostly the first, is a hundred times as long as the others. ``token_similarity`` weighs tokens by their energy,
-so it then measures that token alone. A few channels can do the same to ``token_cosine``.
+so it then measures that token alone. A few channels have the same effect on ``token_cosine``.
 """
 
 from __future__ import annotations
@@ -14,15 +14,22 @@ from leadline.errors import LeadlineError
 from leadline.metrics._tokens import accumulate, drop_rows, padded_rows, power_of_two
 from leadline.metrics.similarity import token_cosine
 
-_FEWEST = 8  # tokens of a sample whose median length means something
+_FEWEST = 8  # tokens of a sample for which the median length is meaningful
 _ONE_IN = 20  # massive tokens are at most 5 % of a sample
 
 
 def relative_length(X: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Each token's length over the median length of its sample, X (..., n, d) -> (..., n).
+    """Compute each token's length divided by the median length of its sample.
 
-    The median of an even number of tokens is the mean of the middle two. Where it is 0, the ratio of a zero row
-    is 1 and that of any other row infinite. Padded tokens stay out of the median, and get 0.
+    The median of an even number of tokens is the mean of the middle two. Where it is 0, the ratio of a zero row is 1
+    and that of any other row infinite.
+
+    Args:
+        X: Tokens (..., n, d).
+        mask: Boolean (..., n), True = a real token.
+
+    Returns:
+        The ratios (..., n). Padded tokens do not count in the median and have 0.
     """
     X = accumulate(X)
     padded = padded_rows(X, mask)
@@ -31,7 +38,7 @@ def relative_length(X: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def massive_tokens(X: Tensor, before: Tensor | None = None, factor: float = 10.0, mask: Tensor | None = None) -> Tensor:
-    """Which tokens of X (..., n, d) are massive, (..., n) boolean; each sample is judged alone.
+    """Find the massive tokens of each sample.
 
     A token is massive when all of these hold:
 
@@ -42,10 +49,16 @@ def massive_tokens(X: Tensor, before: Tensor | None = None, factor: float = 10.0
 
     Args:
         X: The stream after a layer, (..., n, d).
-        before: The input of the first block, (..., n, any width). Tokens that were long there, such as black
-            borders of an image, are no work of the layers.
-        factor: How much longer than the median, above 0.
-        mask: (..., n) boolean, True = a real token. Padded tokens are never massive.
+        before: The input of the first block, (..., n, any width). The layers did not make tokens that were long there,
+            such as black borders of an image.
+        factor: Ratio to the median length, above 0.
+        mask: Boolean (..., n), True = a real token. Padded tokens are never massive.
+
+    Returns:
+        Boolean (..., n), True = a massive token.
+
+    Raises:
+        LeadlineError: ``factor`` is not above 0, or ``before`` has other tokens than X.
     """
     _check_factor(factor)
     ratio = relative_length(X, mask)
@@ -64,30 +77,48 @@ def massive_tokens(X: Tensor, before: Tensor | None = None, factor: float = 10.0
 
 
 def massive_channels(X: Tensor, factor: float = 100.0, mask: Tensor | None = None) -> Tensor:
-    """Which channels of X (..., n, d) are massive, (..., d) boolean; each sample is judged alone.
+    """Find the massive channels of each sample.
 
     A massive channel's mean square over the tokens that are not massive (``massive_tokens`` of X alone) is above
     ``factor`` times the median of that figure over the channels. The median of an even number is the mean of the
-    middle two; where it is 0, every channel that is not 0 is massive.
+    middle two. Where it is 0, every channel that is not 0 is massive.
 
     Args:
         X: The stream, (..., n, d).
-        factor: How much more energy than the median, above 0.
-        mask: (..., n) boolean, True = a real token. Padded tokens do not count.
+        factor: Ratio to the median energy, above 0.
+        mask: Boolean (..., n), True = a real token. Padded tokens do not count.
+
+    Returns:
+        Boolean (..., d), True = a massive channel.
+
+    Raises:
+        LeadlineError: ``factor`` is not above 0.
     """
     _check_factor(factor)
     X = accumulate(X).detach()
     padded = padded_rows(X, mask)
-    left_out = massive_tokens(X, mask=mask).unsqueeze(-1)
-    rest = X.masked_fill(left_out if padded is None else left_out | padded, 0)
+    massive = massive_tokens(X, mask=mask).unsqueeze(-1)
+    rest = X.masked_fill(massive if padded is None else massive | padded, 0)
     return _over_median(_lengths(rest.mT, None, square=True), None) > factor
 
 
 def massive_activations(X: Tensor, mask: Tensor | None = None, above: float = 100.0, factor: float = 1000.0) -> Tensor:
-    """Which entries of X (..., n, d) are massive by the usual rule for scalars, (..., n, d) boolean.
+    """Find the massive entries of each sample by the usual rule for scalars (Sun et al., 2024).
 
-    Sun et al. (2024): magnitude above ``above`` and at least ``factor`` times the median magnitude of the sample's
-    real tokens and all channels. The median of an even number is the lower of the middle two.
+    Their magnitude is above ``above`` and at least ``factor`` times the median magnitude over the sample's real tokens
+    and all channels. The median of an even number is the lower of the middle two.
+
+    Args:
+        X: Tokens (..., n, d).
+        mask: Boolean (..., n), True = a real token.
+        above: Least magnitude.
+        factor: Ratio to the median magnitude, above 0.
+
+    Returns:
+        Boolean (..., n, d), True = a massive entry.
+
+    Raises:
+        LeadlineError: ``factor`` is not above 0.
     """
     _check_factor(factor)
     X = accumulate(X).detach()
@@ -99,21 +130,28 @@ def massive_activations(X: Tensor, mask: Tensor | None = None, above: float = 10
 
 
 def robust_similarity(X: Tensor, mask: Tensor | None = None) -> Tensor:
-    """``token_cosine`` with the massive channels of each sample set to 0, X (..., n, d) -> (...).
+    """Compute ``token_cosine`` with the massive channels of each sample set to 0.
 
-    Lengths do not count in a cosine, so massive tokens do not move it either. Without massive channels, as at
-    initialisation, it equals ``token_cosine`` to the last bit. A token that has massive channels alone counts as
-    a zero row: cosine 0 with every other. A single token is alike with itself: 1.
+    Lengths do not count in a cosine, so massive tokens have no influence either. Without massive channels, as at
+    initialisation, it equals ``token_cosine`` to the last bit. A token whose massive channels are all it has counts as
+    a zero row: its cosine with every other is 0.
+
+    Args:
+        X: Tokens (..., n, d).
+        mask: Boolean (..., n), True = a real token.
+
+    Returns:
+        The similarity (...), in [-1, 1]; 1 for a single token.
     """
     channels = massive_channels(X, mask=mask)
     return token_cosine(X.masked_fill(channels.unsqueeze(-2), 0), mask)
 
 
 def _lengths(X: Tensor, padded: Tensor | None, square: bool = False) -> Tensor:
-    """The lengths (..., n) of the rows of X (..., n, d), or their squares, in a unit near their median.
+    """Compute the lengths (..., n) of the rows of X (..., n, d), or their squares, in a unit near their median.
 
-    So neither tiny nor huge numbers spoil a comparison with the median: a length that overflows is far above it,
-    one that underflows far below. A row that is not zero has a length above 0.
+    With this unit, a length that overflows is far above the median and one that underflows far below, so comparisons
+    with the median stay right. A row that is not zero has a length above 0.
     """
     size = power_of_two(X.abs().amax(-1))
     ratio = size / power_of_two(_middle(X.abs().amax(-1), padded)[1])
@@ -123,7 +161,7 @@ def _lengths(X: Tensor, padded: Tensor | None, square: bool = False) -> Tensor:
 
 
 def _over_median(values: Tensor, padded: Tensor | None) -> Tensor:
-    """values (..., n) over their median, as ``relative_length`` defines it."""
+    """Divide values (..., n) by their median, as ``relative_length`` defines it."""
     low, high = _middle(values, padded)
     median = (low + high) / 2
     ratio = values / torch.where(median > 0, median, 1)
@@ -132,7 +170,7 @@ def _over_median(values: Tensor, padded: Tensor | None) -> Tensor:
 
 
 def _middle(values: Tensor, padded: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The middle two (..., 1) of the values (..., n) of real tokens, the same where the number is odd."""
+    """Return the middle two (..., 1) of the values (..., n) of real tokens; they are equal where the number is odd."""
     n = values.shape[-1]
     if padded is None:
         ordered = values.sort(-1).values

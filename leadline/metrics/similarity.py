@@ -85,10 +85,20 @@ def token_cosine(X: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def sample_cosine(X: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The mean cosine over pairs of tokens of different samples, X (..., B, n, d) -> (...), in O(B n d).
+    """Compute the mean cosine over pairs of tokens of different samples, in O(B n d).
 
     Where it is as large as ``token_cosine``, the tokens share a direction that does not depend on the input.
-    A zero row has cosine 0 with every other. A single sample has no such pair: NaN.
+    A zero row has cosine 0 with every other.
+
+    Args:
+        X: Tokens of B samples, (..., B, n, d).
+        mask: Boolean (..., B, n), True = a real token.
+
+    Returns:
+        The cosine (...), in [-1, 1]; NaN for a single sample, which has no such pair.
+
+    Raises:
+        LeadlineError: X has no axis of samples.
     """
     X = accumulate(X)
     if X.ndim < 3:
@@ -102,7 +112,7 @@ def sample_cosine(X: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def _count(X: Tensor, padded: Tensor | None) -> Tensor:
-    """The number of real tokens (...) of X (..., n, d)."""
+    """Count the real tokens (...) of X (..., n, d)."""
     real = torch.ones_like(X[..., 0]) if padded is None else (~padded[..., 0]).to(X.dtype)
     return real.sum(-1)
 

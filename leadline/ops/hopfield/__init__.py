@@ -1,4 +1,4 @@
-"""Hopfield attention: ``reference`` defines it, ``fused`` and ``linear`` are fast, ``dispatch`` chooses."""
+"""Hopfield attention: ``reference`` defines it, kernels make it fast, ``dispatch`` chooses."""
 
 from leadline.ops.backends import BACKENDS, use_backend
 from leadline.ops.hopfield.dispatch import hopfield_attention

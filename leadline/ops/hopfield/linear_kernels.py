@@ -1,4 +1,4 @@
-"""Triton kernels of the linear-memory path, which rebuild scores from the queries and keys of all layers.
+"""Triton kernels of the linear-memory path, which rebuild scores from queries and keys.
 
 Q and K hold, per head, the queries and keys of all L layers side by side, (heads, N, L D). C (L, 2, heads) is what each
 layer does to the scores, h <- C[0] h + C[1] q k^T. If the weights of the layers differ by powers of 2, as with

@@ -170,7 +170,7 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, alpha_prime: float | Tensor, dr
 
 
 def _numbers(x: Tensor) -> list[float]:
-    """The numbers of a tensor on the CPU. None of one on a GPU, which would be waited for, or one that is traced."""
+    """Return the numbers of a tensor on the CPU; nothing for a tensor on a GPU, to avoid a wait, or in a trace."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return []
     try:
