@@ -1,4 +1,4 @@
-"""The separate effects of alpha and alpha': the metric of HOP's table 1 and token diversity over a grid of both."""
+"""The separate effects of alpha and alpha': normalised residual and diversity over a grid of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HOP appendix D: printed and repaired bounds, beside the residuals that they bound, layer by layer."""
+"""HOP appendix D: printed and repaired bounds beside measured residuals, layer by layer."""
 
 from __future__ import annotations
 

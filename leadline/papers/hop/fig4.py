@@ -1,4 +1,4 @@
-"""HOP figure 4: violins of token cosine by layer of a trained GPT-2 Medium, standard and alpha = alpha' = .5."""
+"""HOP figure 4: violins of token cosine by layer of a trained GPT-2 Medium, standard and .5."""
 
 from __future__ import annotations
 

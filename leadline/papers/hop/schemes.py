@@ -1,4 +1,4 @@
-"""HOP appendix F: diversity, growth and residual by depth for every discretisation, and which ones are stable."""
+"""HOP appendix F: diversity, growth and residual by depth for every discretisation."""
 
 from __future__ import annotations
 

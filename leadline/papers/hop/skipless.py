@@ -1,4 +1,4 @@
-"""HOP's ViT without skips on CIFAR-10 by depth, standard, alpha only, alpha' only, both, each at its best rate."""
+"""HOP's ViT without skips on CIFAR-10 by depth, four ways, each at its best learning rate."""
 
 from __future__ import annotations
 

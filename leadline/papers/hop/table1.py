@@ -1,4 +1,4 @@
-"""HOP table 1: normalised residual by depth of attention-only nets, for three initialisations and four cures."""
+"""HOP table 1: normalised residual by depth of attention-only nets at initialisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HOP's ViT-S on CIFAR-10 with the usual skips: accuracy and token cosine, standard, alpha only, alpha' only, both."""
+"""HOP's ViT-S on CIFAR-10 with the usual skips: accuracy and token cosine, four ways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Depth of collapse over alpha, alpha', tau, gain and norm placement: predicted, with measured points."""
+"""Depth of collapse over alpha, alpha', tau, gain and norm placement: predicted and measured."""
 
 from __future__ import annotations
 

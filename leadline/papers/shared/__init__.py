@@ -1,1 +1,1 @@
-"""What several figures share: the form of an entry, its storage, its page, and the nets they measure."""
+"""What several figures share: entries, their storage, the page of results, nets and training."""

@@ -1,4 +1,4 @@
-"""What the entries on text share: recipes, training by arm and seed, differences in nats, tables and curves."""
+"""What the entries on text share: recipes, differences in nats, tables and curves."""
 
 from __future__ import annotations
 

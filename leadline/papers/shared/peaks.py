@@ -1,4 +1,4 @@
-"""The peak at cosine 1 in trained models: where it is, the claims and the sentence that follow from it."""
+"""The peak at cosine 1 in trained models: where it is, and the claims that follow from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How every figure of this room looks. Lines differ in colour, dash and marker, so that they read without colour."""
+"""How every figure of this room looks: styles, panels, violins, files.
+
+Lines differ in colour, dash and marker, so that they read without colour.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``leadline reproduce``: runs entries, prints our numbers beside the papers', and says which claims hold."""
+"""``leadline reproduce``: runs entries and prints our numbers and claims beside the papers'."""
 
 from __future__ import annotations
 

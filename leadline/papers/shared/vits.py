@@ -1,4 +1,4 @@
-"""HOP's ViTs on CIFAR-10 with the usual skips: the training that hop-vit and figures 5 to 8 and 13 to 16 share."""
+"""The training that hop-vit and HOP figures 5 to 8 and 13 to 16 share: ViTs on CIFAR-10."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TSE figure 1: similarity, cosine and gradient norm by block of BERT and ALBERT, 100 layers, default weights."""
+"""TSE figure 1: similarity, cosine and gradient norm by block of BERT and ALBERT, depth 100."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TSE figure 2: similarity, energy ratios of the four steps, delta and omega by block, means over random trials."""
+"""TSE figure 2: similarity, energy ratios, delta and omega by block, over random trials."""
 
 from __future__ import annotations
 

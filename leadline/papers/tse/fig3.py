@@ -1,4 +1,7 @@
-"""TSE figure 3: sample means of xi_1/xi_2 - 1 and r over draws of W, beside the estimates (16) and (17)."""
+"""TSE figure 3: sample means of xi_1/xi_2 - 1 and r, beside the estimates (16) and (17).
+
+Only W of step 1 is random.
+"""
 
 from __future__ import annotations
 

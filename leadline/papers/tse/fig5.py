@@ -1,4 +1,4 @@
-"""TSE figure 5: token diversity with de-escalation (21) at the end of each block, and the critical tau."""
+"""TSE figure 5: token diversity by block under de-escalation (21), and the critical tau."""
 
 from __future__ import annotations
 

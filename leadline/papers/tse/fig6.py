@@ -1,4 +1,4 @@
-"""TSE figure 6: a ViT of depth 80 on CIFAR-10, post-norm, pre-norm and de-escalated, trained alike."""
+"""TSE figure 6: a ViT of depth 80 on CIFAR-10, post-norm, pre-norm and de-escalated."""
 
 from __future__ import annotations
 

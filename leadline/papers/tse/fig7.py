@@ -1,4 +1,7 @@
-"""TSE figure 7: Transformer-XL of depth 60 on text, post-norm, pre-norm, de-escalated causally and as printed."""
+"""TSE figure 7: Transformer-XL of depth 60 on text, post-norm, pre-norm and de-escalated.
+
+De-escalation is causal, or as the paper prints it, which leaks the future.
+"""
 
 from __future__ import annotations
 

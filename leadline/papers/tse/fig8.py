@@ -1,4 +1,7 @@
-"""TSE figure 8: eta = E[xi_1]/E[xi_2] - xi_1/xi_2 (14) on a path of X away from rank one, with standard errors."""
+"""TSE figure 8: eta (14) as X leaves rank one, with standard errors.
+
+eta = E[xi_1]/E[xi_2] - xi_1/xi_2.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TSE sections 2.1 and 2.2: escalation under five attention formulas, and the special cases of Corollary 2.7."""
+"""TSE sections 2.1 and 2.2: escalation under five attention formulas, and Corollary 2.7."""
 
 from __future__ import annotations
 
