@@ -19,7 +19,6 @@ from leadline.metrics import (
     token_similarity,
 )
 from leadline.probing.attention_capture import CapturedAttention
-from leadline.probing.block_call import BlockCall
 from leadline.report.layers import Distribution, LayerData
 
 _COSINE_BINS = 200  # over [-1, 1]
@@ -206,13 +205,22 @@ class LayerStatistics:
         if 0 < prefix < X.shape[1]:
             self.patches.add(token_similarity(X[:, prefix:], None if mask is None else mask[:, prefix:]))
 
-    def add_call(self, call: BlockCall, y: Tensor, mask: Tensor | None) -> None:
-        """Add what a call of the block changed from its input to its output y (B, n, d)."""
-        self.rate.add(token_diversity(call.x, mask) / token_diversity(y, mask))
-        self.change.add(_length(y - call.x) / _length(call.x))
-        for part, rate in call.rates(y, mask).items():
+    def add_change(
+        self, x: Tensor, y: Tensor, mask: Tensor | None, rates: dict[str, Tensor], gain: Tensor | None
+    ) -> None:
+        """Add what a block changed on one batch.
+
+        Args:
+            x: (B, n, d), its input, with padding set to 0.
+            y: (B, n, d), its output.
+            mask: (B, n), True = a real token.
+            rates: The rate of escalation (B,) of each part of the block.
+            gain: The gain (B,) of its attention, if known.
+        """
+        self.rate.add(token_diversity(x, mask) / token_diversity(y, mask))
+        self.change.add(_length(y - x) / _length(x))
+        for part, rate in rates.items():
             self.rates.setdefault(part, RunningMean()).add(rate)
-        gain = call.gain(y, mask)
         if gain is not None:
             self.gain.add(gain)
 

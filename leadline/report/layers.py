@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 
@@ -16,33 +15,6 @@ class Distribution:
     mean: float
     median: float
     mode: float
-
-    def outline(self, points: int = 48) -> tuple[list[float], list[float]] | None:
-        """Return the outline of a violin plot: values and half-widths, of which the widest is 1.
-
-        The half-width at the middle of a bin is its density. The outline begins and ends at the outer edges of the
-        outermost non-empty bins, so a single full bin is a rhombus instead of a line.
-
-        Args:
-            points: Largest number of bins; neighbouring bins are merged until there are no more.
-
-        Returns:
-            Values and half-widths, or None for an empty histogram.
-        """
-        full = [i for i, count in enumerate(self.counts) if count > 0]
-        if not full:
-            return None
-        first, end = full[0], full[-1] + 1
-        step = -(-(end - first) // points)
-        cuts = [*range(first, end, step), end]
-        edges = [self.edges[i] for i in cuts]
-        density = [
-            sum(self.counts[a:b]) / (high - low)
-            for a, b, low, high in zip(cuts, cuts[1:], edges, edges[1:], strict=False)
-        ]
-        peak = max(density)
-        middles = [(low + high) / 2 for low, high in pairwise(edges)]
-        return [edges[0], *middles, edges[-1]], [0.0, *(d / peak for d in density), 0.0]
 
 
 @dataclass

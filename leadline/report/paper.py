@@ -10,7 +10,7 @@ from typing import Any
 
 from leadline.errors import need
 from leadline.report.layers import Distribution, LayerData, ReportData
-from leadline.report.numbers import finite
+from leadline.report.presentation import finite, outline
 
 # Lines differ in dash and marker too, so that they can be told apart without colour. The page uses the same styles.
 # The colours are Okabe and Ito's, which most kinds of colour blindness tell apart.
@@ -102,7 +102,7 @@ def save_demo_figure(
 
 def _draw(new: Any, reports: dict[str, ReportData]) -> Any:
     """Draw all panels into a figure made by ``new``, a class of matplotlib."""
-    cosines = {name: [f for f in r.layers if f.cosines and f.cosines.outline()] for name, r in reports.items()}
+    cosines = {name: [f for f in r.layers if f.cosines and outline(f.cosines)] for name, r in reports.items()}
     entropies = {name: [f for f in r.layers if f.entropies] for name, r in reports.items()}
     rows = 1 + any(cosines.values()) + any(entropies.values())
     figure = new(figsize=(_WIDTH, 2.1 * rows + 0.1), layout="constrained")
@@ -182,7 +182,7 @@ def _violins(axis: Any, places: Sequence[tuple[float, Distribution]], half: floa
     collections: Any = need("matplotlib.collections", "plot")
     shapes, drawn = [], []
     for place, distribution in places:
-        shape = distribution.outline(64)
+        shape = outline(distribution, 64)
         if shape is None:
             continue
         right = [(place + half * width, value) for value, width in zip(*shape, strict=True)]

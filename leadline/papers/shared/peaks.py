@@ -7,7 +7,7 @@ from typing import Any
 
 from leadline.papers.shared.entry import Claim, above, reported
 from leadline.report.layers import Distribution, LayerData
-from leadline.report.numbers import spans
+from leadline.report.presentation import spans
 
 NEAR = 0.98  # cosines above it count as 1
 SIDE = 0.90  # a peak at 1 is denser than the cosines between this and NEAR

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from leadline.report.layers import Distribution, Heatmap, LayerData, ReportData
-from leadline.report.numbers import finite, mean_of, short
 from leadline.report.paper import LINE_STYLES
+from leadline.report.presentation import finite, mean_of, outline, short
 
 _DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 _MARKERS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down"}
@@ -95,7 +95,7 @@ def violins(
     """
     items = []
     for place, name, distribution in places:
-        if distribution is None or (shape := distribution.outline(points)) is None:
+        if distribution is None or (shape := outline(distribution, points)) is None:
             continue
         values, halves = shape
         marks = [short(v, 5) for v in (distribution.mode, distribution.median, distribution.mean)]

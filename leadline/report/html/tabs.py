@@ -7,7 +7,7 @@ from typing import Any
 
 from leadline.report.html.charts import LAYER, Chart, Line, by_head, column, curves, per_head, violins
 from leadline.report.layers import LayerData, ReportData
-from leadline.report.numbers import finite, mean_of
+from leadline.report.presentation import finite, mean_of, outline
 
 
 def similarity(report: ReportData) -> list[Chart]:
@@ -104,7 +104,7 @@ def entropies(report: ReportData, most: int = 96) -> list[Chart]:
     charts += by_head(report, "Entropy by layer and head", "head", lambda f: f.entropy)
     heads = max((len(layer.entropies or ()) for layer in layers), default=1)
     group = max(1, most // heads)
-    ends = [v for f in layers for d in f.entropies or () if (o := d.outline()) for v in (o[0][0], o[0][-1])]
+    ends = [v for f in layers for d in f.entropies or () if (o := outline(d)) for v in (o[0][0], o[0][-1])]
     low, top = min(ends, default=0.0), max(ends, default=1.0)
     low = 0.0 if low < top / 2 else low - 0.5 * (top - low)  # from 0 on, unless all of them are far from it
     for start in range(0, len(layers), group):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from leadline.report.layers import LayerData, ReportData, Trial
-from leadline.report.numbers import NONE, as_text, cure_call, finite, mean_of, number, spans
+from leadline.report.presentation import NONE, as_text, cure_call, finite, mean_of, number, spans
 from leadline.report.verdict import TREND_BLOCKS, depth_of_collapse, entropy_share
 
 _KINDS = {

@@ -1,9 +1,12 @@
-"""Formats numbers, settings and cures for people, in the report's page and figures."""
+"""Prepares the data of a report for people: numbers, settings and cures as text, outlines of violins."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from leadline.report.layers import Distribution
 
 NONE = "–"  # stands for a number that was not measured
 
@@ -70,3 +73,32 @@ def as_text(value: object) -> str:
 def cure_call(cure: dict[str, float]) -> str:
     """Return the line of code that applies a cure."""
     return f"leadline.cure(model, {', '.join(f'{key}={value!r}' for key, value in cure.items())})"
+
+
+def outline(distribution: Distribution, points: int = 48) -> tuple[list[float], list[float]] | None:
+    """Return the outline of a violin plot: values and half-widths, of which the widest is 1.
+
+    The half-width at the middle of a bin is its density. The outline begins and ends at the outer edges of the
+    outermost non-empty bins, so a single full bin is a rhombus instead of a line.
+
+    Args:
+        distribution: The histogram.
+        points: Largest number of bins; neighbouring bins are merged until there are no more.
+
+    Returns:
+        Values and half-widths, or None for an empty histogram.
+    """
+    full = [i for i, count in enumerate(distribution.counts) if count > 0]
+    if not full:
+        return None
+    first, end = full[0], full[-1] + 1
+    step = -(-(end - first) // points)
+    cuts = [*range(first, end, step), end]
+    edges = [distribution.edges[i] for i in cuts]
+    density = [
+        sum(distribution.counts[a:b]) / (high - low)
+        for a, b, low, high in zip(cuts, cuts[1:], edges, edges[1:], strict=False)
+    ]
+    peak = max(density)
+    middles = [(low + high) / 2 for low, high in pairwise(edges)]
+    return [edges[0], *middles, edges[-1]], [0.0, *(d / peak for d in density), 0.0]
