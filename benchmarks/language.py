@@ -40,7 +40,7 @@ from leadline.papers.ours.text_depth import ARMS as NORMS
 from leadline.training import load_recipe
 from leadline.training.distributed import join
 from leadline.training.loop import prepare_step
-from leadline.training.schedule import LearningRate
+from leadline.training.optimizer import LearningRate
 from leadline.training.tasks import build_task
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"

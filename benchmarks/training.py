@@ -34,8 +34,8 @@ from leadline.papers.tse.fig6 import ARMS, ENTRY, recipe
 from leadline.training import load_recipe, parse_recipe
 from leadline.training.distributed import join
 from leadline.training.loop import prepare_step
+from leadline.training.optimizer import LearningRate
 from leadline.training.recipe import Recipe
-from leadline.training.schedule import LearningRate
 from leadline.training.tasks import build_task
 
 DEPTH_80 = ENTRY.with_budget("short").setting  # of TSE figure 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import signal
@@ -61,6 +62,19 @@ def versions(*packages: str) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return names
+
+
+def spare_cores(world: int = 1) -> int:
+    """Return a share of the cores that this process may use, at most 16, with one left for the training loop.
+
+    Args:
+        world: Processes on this machine, which share its cores.
+    """
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:
+        cores = os.cpu_count() or 1
+    return max(0, min(16, cores // world - 1))
 
 
 def processor() -> str:

@@ -176,3 +176,10 @@ def _single_device(model: nn.Module) -> torch.device | None:
     """Return the device of the weights; None if they lie on several or there are none."""
     devices = {parameter.device for parameter in model.parameters()}
     return devices.pop() if len(devices) == 1 else None
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Compute metrics without gradients, and without the autocast that the model may run under."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from rich.markup import escape
 
 from leadline import __version__
 from leadline.cli import bench, cure, demo, evaluate, generate, models, probe, reproduce, train
-from leadline.errors import LeadlineError
+from leadline.errors import LeadlineError, Stopped
 
 app = typer.Typer(
     help="Measure how deep a Transformer can go before its tokens become alike, and what to do about it.",
@@ -55,17 +56,25 @@ benchmarks.command("attention", epilog=bench.EXAMPLES)(bench.bench_attention)
 
 
 def main() -> None:
-    """Run a command. Bad input is one line and exit code 2, never a traceback."""
+    """Run a command. Bad input is one line and exit code 2, a run that ends early one line and its own code."""
     warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a character that the terminal cannot show becomes a question mark
     try:
         app()
     except LeadlineError as error:
-        Console(stderr=True).print(f"[bold red]leadline:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        _print_error(error)
         sys.exit(2)
+    except Stopped as stopped:
+        with suppress(OSError):  # the terminal may be gone
+            _print_error(stopped)
+        sys.exit(stopped.code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _print_error(error: Exception) -> None:
+    Console(stderr=True).print(f"[bold red]leadline:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
 
 
 def _show_warning(

@@ -1,4 +1,4 @@
-"""What the commands share: the ``--json`` option, progress bars, and how a run that ends early is shown."""
+"""What the commands share: the ``--json`` option and progress bars."""
 
 from __future__ import annotations
 
@@ -9,22 +9,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from leadline.errors import Stopped
-
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables for people.")]
-
-
-@contextmanager
-def ending_early(console: Console) -> Iterator[None]:
-    """Show the end of a run that stops early as one line, and exit with its code."""
-    try:
-        yield
-    except Stopped as stopped:
-        console.print(f"[bold red]leadline:[/] {escape(str(stopped))}", soft_wrap=True, highlight=False)
-        raise typer.Exit(stopped.code) from None
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from leadline.cli.console import Json, ending_early
+from leadline.cli.console import Json
 
 EXAMPLES = (
     "Examples: leadline reproduce list | leadline reproduce tse-fig2 | leadline reproduce init --data DIR | "
@@ -51,22 +51,21 @@ def reproduce(
             table.add_row(entry.id, entry.group, needs, entry.title)
         console.print(table)
         return
-    with ending_early(Console(stderr=True)):
-        holds = run_entries(
-            ids,
-            out,
-            data=data,
-            seed=seed,
-            device=device,
-            embedded=embedded,
-            force=force,
-            console=console,
-            page=page,
-            budget=budget,
-            jobs=jobs,
-            minutes=minutes,
-            text=text,
-        )
+    holds = run_entries(
+        ids,
+        out,
+        data=data,
+        seed=seed,
+        device=device,
+        embedded=embedded,
+        force=force,
+        console=console,
+        page=page,
+        budget=budget,
+        jobs=jobs,
+        minutes=minutes,
+        text=text,
+    )
     if as_json:
         print(json.dumps(summaries(ids, out)))
     if not holds:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from leadline.cli.console import Json, ending_early
+from leadline.cli.console import Json
 
 EXAMPLES = (
     "Examples: leadline train recipes/smoke_digits.yaml out=runs/first | "
@@ -31,13 +31,11 @@ def train(
     through `accelerate launch` or `torchrun`, with the same recipe. Exit code 1: diverged, or could not save; 128 and
     more: stopped by a signal, after a checkpoint.
     """
-    from leadline.training import load_recipe
-    from leadline.training import train as run
+    from leadline.training.loop import train as run
+    from leadline.training.recipe import load_recipe
     from leadline.training.run_folder.logs import Listener
 
-    console = Listener(stderr=True)
-    with ending_early(console):
-        summary = run(load_recipe(recipe, settings or []), console=console)
+    summary = run(load_recipe(recipe, settings or []), console=Listener(stderr=True))
     if int(os.environ.get("RANK", "0")):
         return
     if as_json:

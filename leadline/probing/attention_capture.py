@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from leadline.anatomy.calling import full_precision
 
 _SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax, torch.special.softmax)
 _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm)
@@ -19,13 +20,6 @@ _MHA = inspect.signature(F.multi_head_attention_forward)
 _HEATMAP_TOKENS = 64
 
 Weights = Callable[[int, int, int], Tensor]  # sample, first head, last head -> (1, h, n, n)
-
-
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Compute metrics without gradients, and without the autocast that the model may run under."""
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        yield
 
 
 class CapturedAttention:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from leadline.anatomy.blocks import Block, find_parts
+from leadline.anatomy.calling import full_precision
 from leadline.anatomy.streams import as_tokens, stream_in, stream_out
 from leadline.errors import LeadlineError
 from leadline.metrics import attention_entropy
 from leadline.metrics._tokens import power_of_two
-from leadline.probing.attention_capture import AttentionCapture, CapturedAttention, full_precision
+from leadline.probing.attention_capture import AttentionCapture, CapturedAttention
 
 METRICS = ("similarity", "diversity", "cosine", "norm")
 

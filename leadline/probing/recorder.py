@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from leadline.anatomy.blocks import Block, Parts, find_parts
+from leadline.anatomy.calling import full_precision
 from leadline.anatomy.streams import as_tokens, stream_in, stream_out
 from leadline.errors import LeadlineError
 from leadline.metrics import token_diversity
 from leadline.metrics._tokens import split
-from leadline.probing.attention_capture import AttentionCapture, CapturedAttention, full_precision
+from leadline.probing.attention_capture import AttentionCapture, CapturedAttention
 from leadline.probing.statistics import LayerStatistics
 
 _NO_SKIP = 10.0  # gain above which the block is taken to have no skip connection

@@ -26,6 +26,7 @@ from leadline.probing.watch import Watcher
 from leadline.training.distributed import Processes, Weights, check_same_data, ignored_precision, join, replicate, shard
 from leadline.training.divergence import diagnose
 from leadline.training.graph import GraphStep
+from leadline.training.optimizer import LearningRate
 from leadline.training.recipe import Recipe
 from leadline.training.run_folder import state
 from leadline.training.run_folder.checkpoint import folder_of
@@ -40,7 +41,6 @@ from leadline.training.run_folder.folder import (
     write_summary,
 )
 from leadline.training.run_folder.logs import Listener, Logs, preparing
-from leadline.training.schedule import LearningRate
 from leadline.training.step import Step
 from leadline.training.stop import Diverged, StopPoll, StopRequest, failures_explained, last_checkpoint
 from leadline.training.tasks import build_task

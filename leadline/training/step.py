@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from leadline.data.base import mix_seed
 from leadline.training.copies import Copies
 from leadline.training.distributed import Processes, Weights
-from leadline.training.optimizer import make_optimizer, undecayed
+from leadline.training.optimizer import LearningRate, make_optimizer, undecayed
 from leadline.training.recipe import Recipe
-from leadline.training.schedule import LearningRate
 from leadline.training.tasks.base import Carry, Task
 
 FIRST_SCALE, GROW, SHRINK, GROW_AFTER = 2.0**16, 2.0, 0.5, 2000  # torch's GradScaler's

@@ -12,8 +12,7 @@ import transformers as T
 
 import leadline as ll
 from leadline.curing import Strengths, cure, load_cured, uncure
-from leadline.curing.entry import set_strengths, strengths
-from leadline.curing.makes.registry import find_make
+from leadline.curing.entry import find_make, set_strengths, strengths
 from leadline.errors import LeadlineError
 
 ALL = {"alpha": 0.3, "alpha_prime": 0.6, "de_escalation": 0.7}

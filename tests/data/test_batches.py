@@ -13,11 +13,10 @@ from torch import Tensor
 
 from leadline.data.base import mix_seed
 from leadline.data.images.augment import Normalise
-from leadline.data.images.batches import VisionBatches
+from leadline.data.images.batches import Sweep, VisionBatches
 from leadline.data.images.cache import Pixels, encoded
 from leadline.data.images.plan import ERASE, MIX, RAND_AUGMENT, Augmentation, Look
 from leadline.data.images.sets import decode, open_rows
-from leadline.data.images.sweep import Sweep
 from leadline.errors import LeadlineError
 
 timm_data = pytest.importorskip("timm.data")

@@ -11,7 +11,7 @@ from leadline.errors import LeadlineError
 from leadline.training import Stopped, find_checkpoint, parse_recipe, train
 from leadline.training.distributed import join
 from leadline.training.loop import prepare_step
-from leadline.training.schedule import LearningRate
+from leadline.training.optimizer import LearningRate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -11,7 +11,7 @@ from leadline.errors import LeadlineError
 from leadline.training import graph
 from leadline.training.distributed import Processes, join
 from leadline.training.loop import prepare_step
-from leadline.training.schedule import LearningRate
+from leadline.training.optimizer import LearningRate
 
 STEPS = 9
 

@@ -18,8 +18,7 @@ from leadline.errors import LeadlineError
 from leadline.training import Stopped, find_checkpoint, train
 from leadline.training.distributed import join
 from leadline.training.loop import prepare_step
-from leadline.training.optimizer import undecayed
-from leadline.training.schedule import LearningRate
+from leadline.training.optimizer import LearningRate, undecayed
 
 
 def plain_loop(recipe, scaler=None, dtype=None):

@@ -134,7 +134,9 @@ def test_a_signal_ends_it_with_the_code_of_the_signal(tmp_path: Path, monkeypatc
         run_all(setting(tmp_path), [job()])
     assert pickle.loads(pickle.dumps(found.value)).code == 143  # as it comes out of a process
     monkeypatch.setattr("leadline.papers.run_entries", stopped)
-    assert CliRunner().invoke(app, ["reproduce", "hop-skipless"]).exit_code == 143
+    result = CliRunner().invoke(app, ["reproduce", "hop-skipless"])
+    assert isinstance(result.exception, Stopped)
+    assert result.exception.code == 143
 
 
 def test_a_record_that_finds_no_room_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

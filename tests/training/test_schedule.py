@@ -5,8 +5,8 @@ import torch
 from torch.optim.lr_scheduler import LinearLR, MultiStepLR, SequentialLR
 
 from leadline.errors import LeadlineError
+from leadline.training.optimizer import LearningRate
 from leadline.training.recipe import Schedule, Span
-from leadline.training.schedule import LearningRate
 
 
 def rates(total=200, per_epoch=10, lr=0.2, **settings):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import signal
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,15 +28,6 @@ class Request(NamedTuple):
 
 
 Make = Callable[[Request], dict[str, Tensor]]  # tensors on the CPU; picklable where processes are spawned
-
-
-def default_workers(world: int = 1) -> int:
-    """Return a share of the cores that this process may use, with one left for the training loop."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:
-        cores = os.cpu_count() or 1
-    return max(0, min(16, cores // world - 1))
 
 
 class Prefetch:

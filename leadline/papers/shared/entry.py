@@ -206,6 +206,11 @@ class Entry:
     text: bool = False
     budgets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    @property
+    def needs(self) -> str | None:
+        """What it cannot run without, in words; None if nothing."""
+        return "text" if self.text else "CIFAR-10" if self.images else None
+
     def with_budget(self, budget: str) -> Entry:
         """Return this entry with the sizes of a budget; an entry without budgets stays as it is."""
         check_choice("budget", budget, BUDGETS)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from leadline.errors import LeadlineError
 from leadline.papers.shared.entry import Entry
 
 
+@dataclass
 class Material:
     """Images and text for the entries of one command.
 
@@ -24,15 +25,9 @@ class Material:
         text: A file or folder of text to train on.
     """
 
-    def __init__(
-        self,
-        images: str | os.PathLike[str] | None = None,
-        embedded: bool = False,
-        text: str | os.PathLike[str] | None = None,
-    ) -> None:
-        self.images = None if images is None else Path(images)
-        self.embedded = embedded
-        self.text = None if text is None else Path(text)
+    images: Path | None = None
+    embedded: bool = False
+    text: Path | None = None
 
     def check(self, entries: Sequence[Entry]) -> None:
         """Check the images before anything runs.

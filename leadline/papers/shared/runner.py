@@ -97,16 +97,17 @@ def run_entries(
     device = choose_device(options.device)
     if options.page is not None:
         check_page(options.page)
-    material = Material(options.data, options.embedded, options.text)
-    material.check(chosen)
+    images, text = (None if path is None else Path(path) for path in (options.data, options.text))
+    material = Material(images, options.embedded, text)
+    if any(entry.needs for entry in chosen):
+        material.check(chosen)
     console = options.console or Console()
     summaries: list[dict[str, Any]] = []
     missing: list[LeadlineError] = []
     for entry in chosen:
-        error = material.lacks(entry)
+        error = material.lacks(entry) if entry.needs else None
         if error is not None:
-            needs = "text" if entry.text else "CIFAR-10"
-            console.print(f"{_heading(entry)}  [yellow]left out, it needs {needs}[/]")
+            console.print(f"{_heading(entry)}  [yellow]left out, it needs {entry.needs}[/]")
             missing.append(error)
             continue
         context = Context(
@@ -119,7 +120,7 @@ def run_entries(
             jobs=options.jobs,
             until=until,
             text=material.text,
-            data_id=material.id_of(entry),
+            data_id=material.id_of(entry) if entry.needs else "",
         )
         summary = _summary_of(entry, context, options.force, console)
         _show(summary, console)

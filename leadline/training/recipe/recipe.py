@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from leadline.errors import LeadlineError, unknown_name
 from leadline.models.table import MODELS
-from leadline.nn.options import check_options
+from leadline.nn.config import check_options
 from leadline.training.recipe.complaints import explain
 from leadline.training.recipe.language import TextData
 from leadline.training.recipe.section import Count, Place, Section, Share, Span, refuse_idle
@@ -55,7 +55,7 @@ class Optimizer(Section):
 
 
 class Schedule(Section):
-    """The section ``schedule``: learning rate by step, as a factor of ``optimizer.lr``; see ``training.schedule``."""
+    """The section ``schedule``: learning rate by step, as a factor of ``optimizer.lr``; see ``training.optimizer``."""
 
     name: Literal["cosine", "multi_step", "constant"] = "cosine"
     warmup: Span = Span(0)  # linear from lr * start

@@ -14,14 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leadline.data.base import Batches
-from leadline.data.images.batches import VisionBatches
+from leadline.data.images.batches import Sweep, VisionBatches
 from leadline.data.images.cache import Encoded, Pixels
 from leadline.data.images.plan import Augmentation
-from leadline.data.images.prefetch import default_workers
 from leadline.data.images.splits import ImageSets
-from leadline.data.images.sweep import Sweep
 from leadline.errors import LeadlineError, check_choice
 from leadline.loading import load
+from leadline.machine import spare_cores
 from leadline.models import create_model
 from leadline.models.configs import ViTConfig
 from leadline.models.table import MODELS
@@ -63,7 +62,7 @@ class VisionTask:
         stored = self.data.model_dump(include={"name", "path", "image_size", "mean", "std", "store", "cache"})
         self.sets = ImageSets(**stored, classes=classes)
         self.look = self.sets.look()
-        self.workers = default_workers(_local_world(world)) if recipe.data.workers is None else recipe.data.workers
+        self.workers = spare_cores(_local_world(world)) if recipe.data.workers is None else recipe.data.workers
         self.smoothing = recipe.regularise.smoothing
         self._sweeps: dict[str, Sweep] = {}
 

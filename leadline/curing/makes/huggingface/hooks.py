@@ -46,7 +46,8 @@ def begin(
             raise LeadlineError(f"is_causal is {kwargs['is_causal']}; the model was cured with {plan.causal}")
         real = _real_tokens(values["attention_mask"])
         if not torch.compiler.is_compiling():
-            check_cache(values["past_key_values"], plan.causal)
+            if values["past_key_values"] is not None:
+                check_cache(values["past_key_values"], plan.causal)
             _check_packing(**values)
     return args, {**kwargs, KEY: Carrier(plan, real, bool(kwargs.get("output_attentions")))}
 

@@ -51,7 +51,7 @@ def sums_of(cache: Any, index: int) -> Sums:
 
 def check_cache(cache: Any, causal: bool) -> None:
     """Refuse a cache with tokens that did not pass through this de-escalation."""
-    if cache is None or hasattr(cache, _PLACE) or not int(cache.get_seq_length()):
+    if hasattr(cache, _PLACE) or not int(cache.get_seq_length()):
         return
     if causal:
         raise LeadlineError(
