@@ -21,7 +21,10 @@ EXAMPLES = (
 def reproduce(
     ids: Annotated[list[str], typer.Argument(help="'list', ids, or 'init', 'trained', 'language', 'all'.")],
     out: Annotated[Path, typer.Option(help="Folder for data and figures, one folder an entry.")] = Path("results"),
-    data: Annotated[Path | None, typer.Option(help="A local copy of CIFAR-10 in the hub's parquet layout.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A local copy of CIFAR-10, CIFAR-100 or both."),
+    ] = None,
     text: Annotated[Path | None, typer.Option(help="Text to train on, a file or folder, for 'language'.")] = None,
     embedded: Annotated[bool, typer.Option(help="scikit-learn's digits in place of CIFAR-10, with a note.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,

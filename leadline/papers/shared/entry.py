@@ -15,6 +15,7 @@ from torch import Tensor
 
 from leadline.data import load_digits
 from leadline.data.images.cifar import load_cifar10, prepare
+from leadline.data.images.sets import LAYOUTS
 from leadline.errors import LeadlineError, check_choice
 
 Progress = Callable[[int, int], None]  # (done, total)
@@ -192,9 +193,10 @@ class Entry:
         run: Computes the result.
         setting: Every size, so that a test can run the same code with smaller ones.
         group: ``"init"`` (nothing is trained), ``"trained"`` (on images) or ``"language"`` (on text).
-        images: Whether it needs CIFAR-10.
+        images: Whether it needs images.
         text: Whether it needs text to train on.
         budgets: What each of ``BUDGETS`` changes in the setting; empty if nothing is trained.
+        image_set: Which images it needs, "cifar10" or "cifar100".
     """
 
     id: str
@@ -205,11 +207,12 @@ class Entry:
     images: bool = False
     text: bool = False
     budgets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    image_set: str = "cifar10"
 
     @property
     def needs(self) -> str | None:
         """What it cannot run without, in words; None if nothing."""
-        return "text" if self.text else "CIFAR-10" if self.images else None
+        return "text" if self.text else LAYOUTS[self.image_set].title if self.images else None
 
     def with_budget(self, budget: str) -> Entry:
         """Return this entry with the sizes of a budget; an entry without budgets stays as it is."""
@@ -222,7 +225,7 @@ class Entry:
         """Return the setting as summary.json stores it: everything that decides the numbers."""
         full: dict[str, Any] = {**self.setting, "seed": seed, "device": device.type}
         if self.images:
-            full["images"] = "scikit-learn digits" if embedded else f"CIFAR-10 {data_id}"
+            full["images"] = "scikit-learn digits" if embedded else f"{LAYOUTS[self.image_set].title} {data_id}"
         if self.text:
             full["text"] = data_id
         return json.loads(json.dumps(full))

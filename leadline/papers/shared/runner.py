@@ -114,7 +114,7 @@ def run_entries(
             entry.setting,
             options.seed,
             device,
-            material.images,
+            material.folder_of(entry.image_set),
             options.embedded,
             out=Path(out),
             jobs=options.jobs,

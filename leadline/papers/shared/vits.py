@@ -1,4 +1,4 @@
-"""The training that hop-vit and HOP figures 5 to 8 and 13 to 16 share: ViTs on CIFAR-10."""
+"""The training that hop-vit and HOP figures 5 to 20 share: ViTs on CIFAR-10 and CIFAR-100."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from leadline.data.images.sets import LAYOUTS
 from leadline.papers.shared.attention_nets import COLUMNS
 from leadline.papers.shared.entry import Claim, Context, Entry, Result, reported
 from leadline.papers.shared.peaks import STANDARD, Models, cosines_table, peak_claims, peak_sentence
@@ -53,8 +54,12 @@ AUGMENT = {
 }
 
 
-def vit_entry(id_: str, title: str, run: Callable[[Context], Result], **setting: Any) -> Entry:
+def vit_entry(
+    id_: str, title: str, run: Callable[[Context], Result], image_set: str = "cifar10", **setting: Any
+) -> Entry:
     """Make an entry whose models are trained by ``recipe``."""
+    if image_set != "cifar10":
+        setting["image_set"] = image_set
     return Entry(
         id_,
         title,
@@ -63,17 +68,19 @@ def vit_entry(id_: str, title: str, run: Callable[[Context], Result], **setting:
         group="trained",
         images=True,
         budgets={"short": SHORT, "full": {}},
+        image_set=image_set,
     )
 
 
-def cosine_entry(id_: str, size: str) -> Entry:
-    """Make the entry of one of HOP figures 5 to 8: violins of token cosine by layer, standard, .5 and .7."""
-    title = f"HOP figure {_number(id_)}: token cosine by layer of ViT-{size} trained on CIFAR-10, standard, .5 and .7"
-    return vit_entry(id_, title, partial(run_cosines, size=size))
+def cosine_entry(id_: str, size: str, image_set: str = "cifar10") -> Entry:
+    """Make the entry of one of HOP figures 5 to 12: violins of token cosine by layer, standard, .5 and .7."""
+    images = LAYOUTS[image_set].title
+    title = f"HOP figure {_number(id_)}: token cosine by layer of ViT-{size} trained on {images}, standard, .5 and .7"
+    return vit_entry(id_, title, partial(run_cosines, size=size), image_set)
 
 
 def entropy_entry(id_: str, size: str, arm: str) -> Entry:
-    """Make the entry of one of HOP figures 13 to 16: violins of attention entropy by layer and head of one model."""
+    """Make the entry of one of HOP figures 13 to 20: violins of attention entropy by layer and head of one model."""
     title = (
         f"HOP figure {_number(id_)}: attention entropy by layer and head of ViT-{size} trained on CIFAR-10, "
         f"{_printed_name(arm)}"
@@ -94,7 +101,7 @@ def recipe(setting: Mapping[str, Any], size: str, arm: str, seed: int) -> dict[s
     cure = {"attention": "hopfield", "alpha": alpha, "alpha_prime": alpha_prime}
     common: dict[str, Any] = {
         "model": {**setting["models"][size], "patch_size": 4, **cure},
-        "data": {"name": "cifar10"},
+        "data": {"name": _image_set(setting)},
         "precision": "bf16",
         "compile": "blocks",
         "graph": True,
@@ -117,7 +124,7 @@ def recipe(setting: Mapping[str, Any], size: str, arm: str, seed: int) -> dict[s
     return {
         **common,
         "model": {**setting["models"][size], "patch_size": 16, **cure},
-        "data": {"name": "cifar10", "image_size": 224},
+        "data": {"name": _image_set(setting), "image_size": 224},
         "length": "310 epochs",
         "batch": {"size": BATCH[size]},
         "optimizer": {"name": "adamw", "lr": rate, "weight_decay": 0.05},
@@ -129,6 +136,10 @@ def recipe(setting: Mapping[str, Any], size: str, arm: str, seed: int) -> dict[s
     }
 
 
+def _image_set(setting: Mapping[str, Any]) -> str:
+    return setting.get("image_set", "cifar10")
+
+
 def timm_rate(base: float, batch: int) -> float:
     """Return timm's learning rate for Adam: the base rate, of batch 256, times the square root of the batch's ratio."""
     return base * math.sqrt(batch / 256)
@@ -138,7 +149,7 @@ def train(context: Context, size: str, arms: Sequence[str], seeds: int = 1) -> d
     """Train arms of a size, and probe the first seed of each; return by arm a record per seed."""
     jobs = {
         (arm, seed): Job(
-            f"vit {size} {arm} {seed}",
+            f"vit {size} {arm} {seed}" + ("" if _image_set(context.setting) == "cifar10" else " cifar100"),
             recipe(context.setting, size, arm, seed),
             context.setting["probed"] if seed == context.seed else 0,
             COST[size],
@@ -150,12 +161,12 @@ def train(context: Context, size: str, arms: Sequence[str], seeds: int = 1) -> d
 
 
 def run_cosines(context: Context, size: str) -> Result:
-    """Run one of HOP figures 5 to 8."""
+    """Run one of HOP figures 5 to 12."""
     runs = train(context, size, [STANDARD, "both", ".7"])
     models = printed(layers_of(runs))
     notes = [
         peak_sentence(models),
-        accuracy_note(runs),
+        accuracy_note(context, runs),
         *diverged_note(runs),
         setting_note(context, size),
         effort(runs),
@@ -165,14 +176,14 @@ def run_cosines(context: Context, size: str) -> Result:
 
 
 def run_entropies(context: Context, size: str, arm: str) -> Result:
-    """Run one of HOP figures 13 to 16. A figure of Hopfield attention trains standard attention too, to compare."""
+    """Run one of HOP figures 13 to 20. A figure of Hopfield attention trains standard attention too, to compare."""
     runs = train(context, size, list(dict.fromkeys([STANDARD, arm])))
     models = printed(layers_of(runs))
     name = _printed_name(arm)
     lowest = {model: _lowest_entropy(layers) for model, layers in models.items()}
     what = "smallest mean entropy of a head against uniform attention"
     claims = [reported(f"{what}, {model}", value) for model, value in lowest.items()]
-    notes = [accuracy_note(runs), *diverged_note(runs), setting_note(context, size), effort(runs)]
+    notes = [accuracy_note(context, runs), *diverged_note(runs), setting_note(context, size), effort(runs)]
     if name != STANDARD:
         ours, plain = lowest[name], lowest[STANDARD]
         gap = None if ours is None or plain is None else ours - plain
@@ -201,7 +212,7 @@ def _lowest_entropy(layers: Sequence[LayerData]) -> float | None:
 
 def _violins(context: Context, size: str, models: Models, draw: Draw) -> Any:
     budget = "as HOP table 3" if context.setting["budget"] == "full" else f"{context.setting['epochs'][size]} epochs"
-    images = "digits" if context.embedded else "CIFAR-10"
+    images = "digits" if context.embedded else LAYOUTS[_image_set(context.setting)].title
     return violins(models, draw, f"ViT-{size} on {images}, {budget}: {{}}", width=8.0, height=2.6)
 
 
@@ -236,11 +247,15 @@ def run_tables(
     return {"runs": rows, "curves": curves_table(runs, seeds, ("loss", "accuracy")), "layers": cosines_table(models)}
 
 
-def accuracy_note(runs: Mapping[str, list[Record]]) -> str:
+def accuracy_note(context: Context, runs: Mapping[str, list[Record]]) -> str:
     """Describe the test accuracy of each arm, and say which ones do little better than guessing."""
+    classes = 10 if context.embedded else LAYOUTS[_image_set(context.setting)].classes
     by_arm = ", ".join(f"{arm} {percent(values)}" for arm, values in accuracies(runs).items())
-    low = [arm for arm, values in accuracies(runs).items() if min(values) < 0.15]
-    guessing = f" {' and '.join(low)}: little better than guessing (10), so that this is no figure of a trained net."
+    low = [arm for arm, values in accuracies(runs).items() if min(values) < 1.5 / classes]
+    guessing = (
+        f" {' and '.join(low)}: little better than guessing ({100 / classes:g}), so that this is no figure of a "
+        "trained net."
+    )
     return f"Test accuracy, %, one seed: {by_arm} (both: alpha = alpha' = .5).{guessing if low else ''}"
 
 
