@@ -77,6 +77,8 @@ def _names(node: ast.AST, file: Path) -> list[str]:
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "leadline":
         name = leadline._FUNCTIONS.get(node.attr, f"leadline.{node.attr}")
         return [name]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "lazy" and isinstance(node.args[-1], ast.Dict):
+        return [value.value for value in node.args[-1].values if isinstance(value, ast.Constant)]
     if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "need", "__import__")):
         return [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     return []
@@ -114,6 +116,7 @@ def test_imports_point_up_the_list_of_rooms():
         "def f():\n    from leadline.training import loop",
         "importlib.import_module('leadline.training')",
         "need('leadline.training', 'train')",
+        "lazy(__name__, {'train': 'leadline.training.loop'})",
         "leadline.probe(model, x)",
         "if x:\n    from leadline.unlisted import y",
     ],

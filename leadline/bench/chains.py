@@ -25,6 +25,8 @@ Method = Callable[[Sequence[Layer], bool], list[Tensor]]
 
 @dataclass(frozen=True)
 class Shape:
+    """The size of a chain of layers, and the backend of Leadline that is compared at it."""
+
     layers: int
     batch: int
     heads: int

@@ -16,6 +16,7 @@ LOOKS = {  # colour and hatching, so that the bars differ without colour too
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
+    """Draw the table of ``bench_attention`` into ``path``."""
     import matplotlib
 
     matplotlib.use("Agg")

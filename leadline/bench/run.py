@@ -14,6 +14,7 @@ import torch
 from leadline.bench import chains
 from leadline.bench.measure import errors, speed
 from leadline.bench.models import MODELS, bench_model
+from leadline.bench.plot import draw
 from leadline.errors import LeadlineError, check_choice
 from leadline.files import whole
 from leadline.machine import choose_device, processor, versions
@@ -93,8 +94,6 @@ def bench_attention(
             standard = standard or row["step_ms"]
             add("models", row | {"ratio_to_standard": row["step_ms"] / standard})
     if out is not None and importlib.util.find_spec("matplotlib") and (rows["carried"] or rows["biased"]):
-        from leadline.bench.plot import draw
-
         draw(results, out.with_suffix(".png"))
     return results
 

@@ -9,18 +9,9 @@ Example::
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_WHERE = {
-    "Diverged": "training.stop",
-    "Recipe": "training.recipe",
-    "Stopped": "errors",
-    "find_checkpoint": "models.checkpoints",
-    "load_recipe": "training.recipe",
-    "parse_recipe": "training.recipe",
-    "train": "training.loop",
-}
+from leadline.lazy import lazy
 
 __all__ = ["Diverged", "Recipe", "Stopped", "find_checkpoint", "load_recipe", "parse_recipe", "train"]
 
@@ -31,9 +22,16 @@ if TYPE_CHECKING:
     from leadline.training.recipe import Recipe, load_recipe, parse_recipe
     from leadline.training.stop import Diverged
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use, so that recipes can be read without torch."""
-    if name in _WHERE:
-        return getattr(importlib.import_module(f"leadline.{_WHERE[name]}"), name)
-    raise AttributeError(f"module 'leadline.training' has no attribute {name!r}")
+# Lazy, so that recipes can be read without torch.
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "Diverged": "leadline.training.stop",
+        "Recipe": "leadline.training.recipe",
+        "Stopped": "leadline.errors",
+        "find_checkpoint": "leadline.models.checkpoints",
+        "load_recipe": "leadline.training.recipe",
+        "parse_recipe": "leadline.training.recipe",
+        "train": "leadline.training.loop",
+    },
+)
