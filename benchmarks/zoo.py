@@ -1,6 +1,6 @@
 """The probe and the cures on tiny random models of every type there is, compared with figures computed by hand.
 
-    python benchmarks/zoo.py [--library transformers|timm|torch] [--only NAME ...] [--jobs N] [--out docs/results/zoo.json]
+    python benchmarks/zoo.py [--library transformers|timm|torch] [--only NAME ...] [--jobs N] [--out FILE.json]
 
 Each model runs in a process of a pool with a time limit, so that one that hangs or crashes costs one row. Writes the
 rows with versions and hardware as JSON, and a page beside it with the same name and the ending .md. The command ends

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,18 +21,22 @@ class Tower:
     """A list of blocks that one stream of tokens passes, one after the other.
 
     ``blocks`` is a pattern of module names in which * stands for the numbers of the list. ``layout`` names the axes of
-    the stream: b samples, n tokens, d channels, h and w the axes of a map, s parallel streams, g groups of tokens.
+    the stream: see ``as_tokens``.
     """
 
     blocks: str
     layout: str = "bnd"
-    required: bool = True  # False: blocks without token mixing worth a report, such as convolutions before attention
-    source: str | None = None  # the module whose input is the stream before the first block, where no block takes it
+    required: bool = True  # False: blocks that a report may leave out, such as convolutions before attention
+    group: str = ""  # towers of one group are readings of the same stream: a report needs one of them
+    alias: str = ""  # other names of the blocks
+    source: str = ""  # the module whose input is the stream before the first block, where no block takes it
+    stream: int = 0  # which of the tensors that go through the blocks
 
     @property
     def name(self) -> str:
-        """The name of the list."""
-        return self.blocks.rpartition(".*")[0] or self.blocks
+        """The name of the list, with the number of the stream where there are several."""
+        name = re.sub(r"\.[*{].*", "", self.blocks)
+        return f"{name} (stream {self.stream})" if self.stream else name
 
 
 @dataclass
@@ -43,8 +47,7 @@ class Case:
     type: str
     towers: str  # see ``read_towers``
     build: Callable[[], tuple[nn.Module, Inputs]]
-    eager: Callable[[nn.Module], nn.Module] | None = None  # the same model with attention that shows its weights
-    notes: dict[str, Any] = field(default_factory=dict)
+    eager: Callable[[nn.Module], Any] | None = None  # a context: the same model with attention that shows its weights
 
     def make(self) -> tuple[nn.Module, Inputs]:
         """The model, in evaluation mode, and a batch of ``SAMPLES`` samples; the same ones each time."""
@@ -53,41 +56,64 @@ class Case:
         return model.eval(), inputs
 
 
-def read_towers(text: str, model: nn.Module) -> list[Tower]:
-    """The towers written as "[layout:]pattern[?][<source]", parted by "|".
+_TOWER = re.compile(
+    r"((?P<layout>[^@:]+)?(@(?P<stream>\d+))?:)?(?P<blocks>[^?%=<]+)(?P<optional>\?)?"
+    r"(%(?P<group>[^=<]+))?(=(?P<alias>[^<]+))?(<(?P<source>.+))?"
+)
 
-    A question mark means that a report may leave the tower out. A # in the pattern stands for a number too and makes
-    a tower of its own for each: "stages.#.blocks.*" is a tower per stage.
+
+def pattern(text: str) -> str:
+    """The regular expression of a pattern of module names: * a number, # a number that is caught, {1,2} one of these."""
+    text = re.escape(text).replace(r"\*", r"\d+").replace(r"\#", "#").replace("#", r"(\d+)")
+    return re.sub(r"\\{([\d,]+)\\}", lambda numbers: f"(?:{numbers[1].replace(',', '|')})", text)
+
+
+def read_towers(text: str, model: nn.Module) -> list[Tower]:
+    """The towers written as "[layout][@stream]:blocks[?][%group][=alias][<source]", parted by "|".
+
+    ? means that a report may leave the tower out. A # in the pattern of blocks stands for a number too and makes a
+    tower of its own for each: "stages.#.blocks.*" is a tower per stage.
     """
     towers = []
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for part in text.split("|"):
-        part, _, source = part.strip().partition("<")
-        layout, _, pattern = part.rpartition(":")
-        required = not pattern.endswith("?")
-        pattern = pattern.removesuffix("?")
-        expression = re.escape(pattern).replace(r"\*", r"\d+").replace(r"\#", "#").replace("#", r"(\d+)")
-        stages = {match.groups() for name in names if (match := re.fullmatch(expression, name))}
+        match = _TOWER.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f"no tower is written as {part.strip()!r}")
+        stages = {hit.groups() for name in names if (hit := re.fullmatch(pattern(match["blocks"]), name))}
         if not stages:
-            raise LookupError(f"no module of {type(model).__name__} is named {pattern!r}")
+            raise LookupError(f"no module of {type(model).__name__} is named {match['blocks']!r}")
         for stage in sorted(stages, key=lambda numbers: [int(number) for number in numbers]):
-            numbers = iter(stage)
-            blocks = re.sub("#", lambda _, numbers=numbers: next(numbers), pattern)
-            towers.append(Tower(blocks, layout or "bnd", required, source or None))
+
+            def filled(text: str | None, stage: tuple[str, ...] = stage) -> str:
+                numbers = iter(stage)
+                return re.sub("#", lambda _: next(numbers), text or "")
+
+            towers.append(
+                Tower(
+                    blocks=filled(match["blocks"]),
+                    layout=match["layout"] or "bnd",
+                    required=match["optional"] is None,
+                    group=filled(match["group"]),
+                    alias=filled(match["alias"]),
+                    source=match["source"] or "",
+                    stream=int(match["stream"] or 0),
+                )
+            )
     return towers
 
 
 def enliven(model: nn.Module) -> None:
-    """Draw the weights of all linear layers again, with a standard deviation of width^-1/2.
+    """Draw the weights of all linear layers again with a standard deviation of width^-1/2, those of convolutions too.
 
     The small weights that libraries start with change the stream so little that a block taken for its neighbour would
     not be noticed. Likewise for learned tokens that start alike and for scales of branches that start next to 0.
     """
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         constant = parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all())
         if constant and parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.5)
-        elif constant and 0 < abs(float(parameter[0])) < 0.01:
+        elif constant and abs(float(parameter[0])) < 0.01 and not name.endswith("bias"):
             nn.init.constant_(parameter, 0.5)
     for module in model.modules():
         weight = getattr(module, "weight", None)
@@ -96,6 +122,8 @@ def enliven(model: nn.Module) -> None:
             nn.init.normal_(weight, std=width**-0.5)
         if isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
             nn.init.normal_(module.in_proj_weight, std=module.embed_dim**-0.5)
+        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and not hasattr(module, "parametrizations"):
+            nn.init.normal_(weight, std=(2 / weight[0].numel()) ** 0.5)
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:

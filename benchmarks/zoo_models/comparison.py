@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .case import SEED, Case, Inputs, call, tensors
-from .truth import Point, TowerTruth, measure
+from .truth import Point, Stream, TowerTruth, measure
 
 SIMILARITY, ENTROPY = 1e-4, 1e-3  # the largest differences that count as the same figure
 CURES = {
@@ -57,12 +57,17 @@ def try_case(case: Case) -> Row:
     model, inputs = case.make()
     truths = measure(case, model, inputs)
     row.towers = {truth.tower.name: truth.tower.layout for truth in truths}
-    row.blocks = sum(len(truth.points) - 1 for truth in truths)
+    row.blocks = sum(len(truth.points) for truth in _one_reading(truths))
     row.attention_known = sum(point.entropy is not None for truth in truths for point in truth.points)
     _try_probe(row, model, inputs, truths)
     _try_cures(row, model, inputs)
     row.seconds = round(time.perf_counter() - start, 2)
     return row
+
+
+def _one_reading(truths: list[TowerTruth]) -> list[TowerTruth]:
+    """The first tower of each group."""
+    return list({truth.tower.group or id(truth): truth for truth in reversed(truths)}.values())
 
 
 # the probe
@@ -107,19 +112,28 @@ def _try_probe(row: Row, model: nn.Module, inputs: Inputs, truths: list[TowerTru
 
 def compare(row: Row, report: Any, truths: list[TowerTruth]) -> list[str]:
     """What is wrong with a report, in words; the row gets the counts and the errors."""
-    points = {point.name: (truth, point) for truth in truths for point in truth.points[1:]}
+    points: dict[str, list[tuple[TowerTruth, Point]]] = {}
+    for truth in truths:
+        for point in truth.points:
+            for name in (point.name, *point.aliases):
+                points.setdefault(name, []).append((truth, point))
     faults: list[str] = []
-    measured: set[str] = set()
+    measured: set[tuple[str, str]] = set()
     for part in parts_of(report):
-        entry: TowerTruth | None = None
-        for name, similarity, cosine, entropy in list(figures_of(part))[1:]:
+        entering, *layers = figures_of(part)
+        first: Point | None = None
+        for name, similarity, cosine, entropy in layers:
             if name not in points:
                 faults.append(f"{name} is measured and is no block")
                 continue
-            truth, point = points[name]
-            entry = entry or truth
-            measured.add(name)
-            faults += _differences(row, name, similarity, cosine, point)
+            readings = points[name]  # several where parallel streams pass the same block
+            truth, point = min(readings, key=lambda reading: _error(similarity, reading[1].leaving.similarity))
+            if first is None:
+                first = point
+            if (truth.tower.blocks + str(truth.tower.stream), name) not in measured:
+                measured.add((truth.tower.blocks + str(truth.tower.stream), name))
+                row.measured += 1
+            faults += _differences(row, name, similarity, cosine, point.leaving)
             if entropy is not None:
                 row.attention_seen += 1
                 if point.entropy is not None:
@@ -127,31 +141,41 @@ def compare(row: Row, report: Any, truths: list[TowerTruth]) -> list[str]:
                     row.entropy_error = max(row.entropy_error or 0.0, error)
                     if not error <= ENTROPY:
                         faults.append(f"entropy of {name} is {entropy:.4g}, truth {point.entropy:.4g}")
-        if entry is not None:
-            _, similarity, cosine, _ = next(figures_of(part))
-            faults += _differences(row, f"input of {entry.tower.name}", similarity, cosine, entry.points[0])
-    row.measured = len(measured)
+        if first is not None and first.entering.tokens.shape == first.leaving.tokens.shape:
+            faults += _differences(row, f"the input of {first.name}", *entering[1:3], first.entering)
+    return faults + _left_out(report, truths, measured)
+
+
+def _left_out(report: Any, truths: list[TowerTruth], measured: set[tuple[str, str]]) -> list[str]:
+    """Towers and stages that the report neither measures nor names; of those in one group one is enough."""
+    faults: dict[str, list[str]] = {}
     for truth in truths:
-        missing = [point.name for point in truth.points[1:] if point.name not in measured]
-        if missing and truth.tower.required and not says(report, truth.tower.name):
-            what = "" if len(missing) == len(truth.points) - 1 else f", {len(missing)} of {len(truth.points) - 1}"
-            faults.append(f"{truth.tower.name} is not measured{what}, and the report does not say so")
-    return faults
+        tower = truth.tower
+        names = [{point.name, *point.aliases} for point in truth.points]
+        there = {name for key, name in measured if key == tower.blocks + str(tower.stream)}
+        missing = sum(not (name & there) for name in names)
+        fault = ""
+        if missing and tower.required and not says(report, tower.name):
+            share = "" if missing == len(names) else f" in {missing} of {len(names)} blocks"
+            fault = f"{tower.name} is not measured{share}, and the report does not say so"
+        faults.setdefault(tower.group or f"{tower.blocks} {tower.stream}", []).append(fault)
+    return [group[0] for group in faults.values() if all(group)]
 
 
-def _differences(row: Row, name: str, similarity: float, cosine: float, point: Point) -> list[str]:
-    """Where the figures of one layer are not those of the truth; a figure of one token must be NaN or None."""
+def _error(given: float, true: float) -> float:
+    return abs(given - true) if math.isfinite(given) and math.isfinite(true) else math.inf
+
+
+def _differences(row: Row, name: str, similarity: float, cosine: float, stream: Stream) -> list[str]:
+    """Where the figures of one layer are not those of the truth; where that is none, NaN is due."""
     faults = []
-    for what, given, true in (("similarity", similarity, point.similarity), ("cosine", cosine, point.cosine)):
-        if what == "cosine" and point.tokens < 2:
-            continue
+    for what, given, true in (("similarity", similarity, stream.similarity), ("cosine", cosine, stream.cosine)):
         given = math.nan if given is None else given
-        if math.isnan(true) or math.isnan(given):
-            if math.isnan(true) != math.isnan(given):
-                faults.append(f"{what} of {name} is {given:.4g}, truth {true:.4g}")
+        if math.isnan(true) and math.isnan(given):
             continue
-        error = abs(given - true)
-        row.max_error = max(row.max_error or 0.0, error)
+        error = _error(given, true)
+        if math.isfinite(error):
+            row.max_error = max(row.max_error or 0.0, error)
         if not error <= SIMILARITY:
             faults.append(f"{what} of {name} is {given:.4g}, truth {true:.4g}")
     return faults

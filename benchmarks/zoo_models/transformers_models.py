@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ _TOWERS: list[tuple[str, str]] = [
         openai_privacy_filter parakeet_encoder persimmon phi phi3 phi4_multimodal phimoe pixio qianfan_ocr_vision qwen2
         qwen2_audio_encoder qwen2_moe qwen2_5_vl_text qwen2_vl_text qwen3 qwen3_5_text qwen3_5_moe_text qwen3_moe
         qwen3_next qwen3_vl_moe_text qwen3_vl_text recurrent_gemma sam3_lite_text_text_model seed_oss smollm3 solar_open
-        stablelm starcoder2 vaultgemma vit vit_mae vit_msn voxtral_encoder xglm zaya""",
+        stablelm starcoder2 vaultgemma vit vit_mae vit_msn vivit voxtral_encoder xglm zaya""",
     ),
     (
         "encoder.layer.*",
@@ -115,7 +116,7 @@ _TOWERS: list[tuple[str, str]] = [
     # the tokens are not the middle axis
     ("nbd:encoder.layers.* | nbd:decoder.layers.*", "fsmt"),
     ("nbd:layer.*", "xlnet"),
-    ("bdn:encoder.layers.*", "squeezebert"),
+    ("bdn:encoder.layers.*.output=encoder.layers.*<encoder.layers.0.attention", "squeezebert"),
     ("bchw:encoder.layer.*", "vitdet"),
     ("bhwc:vision_encoder.layers.*", "sam_vision_model sam_hq_vision_model"),
     ("bhwc:layers.*", "sam3_vit_model"),
@@ -127,7 +128,7 @@ _TOWERS: list[tuple[str, str]] = [
     ("sbnd:layers.*", "gemma3n_text"),
     ("encoder.layers.* | bnd[:7]:decoder.layers.*", "prophetnet"),
     # no module is a block: attention and MLP stand in two lists, and the stream leaves the second norm
-    ("layer_norm2.*<attentions.0", "flaubert xlm"),
+    ("layer_norm2.*=ffns.*<attentions.0", "flaubert xlm"),
     # stages
     ("encoder.blocks.#.* | decoder.layers.*", "funnel"),
     ("encoder.stages.#.layers.*", "cvt hiera"),
@@ -139,7 +140,7 @@ _TOWERS: list[tuple[str, str]] = [
     ("(bg)nd:encoder.layer.#.transformer.layer.*", "mobilevit"),
     ("bchw:encoder.network.#.blocks.*", "swiftformer"),
     ("vision_model.encoder.stages.#.layers.* | text_model.encoder.layers.*", "groupvit"),
-    ("encoder.layer.*", "timesformer vivit"),
+    ("encoder.layer.*", "timesformer"),
     ("encoder.layer.* | predictor.layer.*", "vjepa2"),
     ("(bg)nd:backbone.backbone.encoder.layer.* | decoder.layers.*", "rf_detr"),
 ]
@@ -325,12 +326,12 @@ def _build(name: str) -> tuple[nn.Module, dict[str, Any]]:
     return model, _inputs(name, model)
 
 
-def _eager(model: nn.Module) -> nn.Module:
+@contextmanager
+def _eager(model: Any) -> Iterator[nn.Module]:
     """The same weights with attention that returns its weights."""
-    config = copy.deepcopy(model.config)
-    eager = type(model)._from_config(config, attn_implementation="eager")
+    eager = type(model)._from_config(copy.deepcopy(model.config), attn_implementation="eager")
     eager.load_state_dict(model.state_dict())
-    return eager.eval()
+    yield eager.eval()
 
 
 def _ids(tokens: int, vocabulary: int = VOCAB) -> Tensor:
@@ -478,9 +479,9 @@ def _inputs(name: str, model: nn.Module) -> dict[str, Any]:
         inputs["bbox"] = torch.cat([corners, corners + 3], -1)
     if "input_features" in wanted:
         bins = getattr(config, "num_mel_bins", None) or getattr(config, "feature_projection_input_dim", None) or 16
-        frames = getattr(config, "max_source_positions", None)
-        if frames is not None and name != "speech_to_text":
-            inputs["input_features"] = torch.randn(SAMPLES, bins, 2 * frames)  # whisper and its kin: bins first
+        frames = getattr(config, "max_source_positions", 0)
+        if name in ("whisper", "qwen2_audio_encoder", "voxtral_encoder"):  # bins first, and of one length
+            inputs["input_features"] = torch.randn(SAMPLES, bins, 2 * frames)
         else:
             inputs["input_features"] = torch.randn(SAMPLES, 48, bins)
     if "input_values" in wanted:

@@ -6,73 +6,51 @@ Nothing of leadline is imported here: this is what its probe is compared with.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .case import SAMPLES, Case, Inputs, Tower, call, read_towers
+from .case import SAMPLES, Case, Inputs, Tower, call, pattern, read_towers, tensors
+
+
+@dataclass
+class Stream:
+    """The tokens at one point (B, n, d), and what is true of them: means over the samples, each measured alone."""
+
+    tokens: Tensor
+    similarity: float  # t_sim; NaN where a sample has one token
+    cosine: float  # t_cos
+
+    @classmethod
+    def of(cls, tokens: Tensor) -> Stream:
+        """Measure X (B, n, d)."""
+        return cls(tokens, float(similarity(tokens).mean()), float(cosine(tokens).mean()))
 
 
 @dataclass
 class Point:
-    """The stream at one point: means over the samples, each of which is measured alone."""
+    """One call of a block: the stream that leaves it, and the one that enters it."""
 
-    name: str  # of the module, with " (call 2)" behind it where the same module ran before; "input" before all blocks
-    similarity: float  # t_sim; NaN where a sample has one token
-    cosine: float  # t_cos
-    tokens: int
-    entropy: float | None = None  # mean over samples, heads and queries, in nats
-    stream: Tensor | None = field(default=None, repr=False)  # (B, n, d)
+    name: str  # of the module, with " (call 2)" behind it where the same module ran before
+    aliases: tuple[str, ...]
+    entering: Stream
+    leaving: Stream
+    entropy: float | None = None  # mean over samples, heads and queries, in nats; None where it could not be read
 
 
 @dataclass
 class TowerTruth:
-    """A tower and its stream: what enters the first block, then what leaves each, in the order of the calls."""
+    """A tower and the calls of its blocks, in order."""
 
     tower: Tower
     points: list[Point]
 
 
-def as_tokens(x: Tensor, layout: str, samples: int = SAMPLES) -> Tensor:
-    """(B, n, d) from a stream whose axes ``layout`` names, as in "bnd", "nbd", "bchw", "bhwc", "bdn", "bnsd".
-
-    "(bg)nd" has the tokens of a sample in groups, "(gb)nd" too but the groups outside, "(bn)d" all samples in one row,
-    "1(bn)d" the same behind an axis of length 1, "sbnd" parallel streams outside, "bnd[:7]" the first 7 tokens only.
-    """
-    layout, _, cut = layout.partition("[:")
-    if layout == "bnd":
-        tokens = x
-    elif layout == "nbd":
-        tokens = x.transpose(0, 1)
-    elif layout == "bdn":
-        tokens = x.transpose(1, 2)
-    elif layout == "bchw":
-        tokens = x.flatten(2).transpose(1, 2)
-    elif layout == "bcthw":
-        tokens = x.flatten(2).transpose(1, 2)
-    elif layout == "bhwc":
-        tokens = x.flatten(1, 2)
-    elif layout == "bnsd":
-        tokens = x.flatten(2)
-    elif layout == "sbnd":
-        tokens = x.permute(1, 2, 0, 3).flatten(2)
-    elif layout == "(bg)nd":
-        tokens = x.reshape(samples, -1, x.shape[-1])
-    elif layout == "(bg)hwc":
-        tokens = x.reshape(samples, -1, x.shape[-1])
-    elif layout == "bgnd":
-        tokens = x.flatten(1, 2)
-    elif layout == "(gb)nd":
-        tokens = x.unflatten(0, (-1, samples)).transpose(0, 1).flatten(1, 2)
-    elif layout in ("(bn)d", "1(bn)d"):
-        tokens = x.reshape(samples, -1, x.shape[-1])
-    else:
-        raise ValueError(f"unknown layout {layout!r}")
-    if tokens.ndim != 3 or tokens.shape[0] != samples:
-        raise ValueError(f"a stream of shape {tuple(x.shape)} does not fit the layout {layout!r} of {samples} samples")
-    return tokens[:, : int(cut.removesuffix("]"))] if cut else tokens
+# definitions
 
 
 def similarity(X: Tensor) -> Tensor:
@@ -86,122 +64,174 @@ def similarity(X: Tensor) -> Tensor:
 
 
 def cosine(X: Tensor) -> Tensor:
-    """t_cos, the mean cosine over all pairs of tokens, by the whole matrix. X (B, n, d) -> (B,)."""
-    X = torch.nn.functional.normalize(X.double(), dim=-1)
+    """t_cos, the mean cosine over all pairs of tokens. X (B, n, d) -> (B,); NaN with one token."""
+    X = X.double()
     n = X.shape[-2]
-    cosines = X @ X.transpose(-1, -2)
-    return (cosines.sum((-2, -1)) - cosines.diagonal(dim1=-2, dim2=-1).sum(-1)) / max(n * n - n, 1)
+    unit = X / X.norm(dim=-1, keepdim=True)
+    if n <= 512:
+        pairs = (unit @ unit.transpose(-1, -2) * (1 - torch.eye(n))).sum((-2, -1))
+    else:  # the same without the matrix
+        pairs = unit.sum(-2).square().sum(-1) - n
+    return pairs / (n * n - n) if n > 1 else torch.full_like(pairs, torch.nan)
 
 
 def entropy(P: Tensor) -> float | None:
-    """Mean entropy of attention weights P (..., n, m) in nats; None if the rows are no distributions."""
+    """Mean entropy of attention weights P (..., n, n) in nats; None if they are no distributions over the tokens."""
     P = P.double()
+    if P.shape[-1] != P.shape[-2] or not torch.isfinite(P).all():
+        return None
     if P.min() < 0 or (P.sum(-1) - 1).abs().max() > 1e-3:
         return None
-    return float(-torch.special.xlogy(P, P).sum(-1).mean())
+    averaged = P.ndim > 3 and P.shape[-3] > 1 and bool((P[..., :1, :, :] == P).all())  # the mean over heads, repeated
+    return None if averaged else float(-torch.special.xlogy(P, P).sum(-1).mean())
 
 
-def _stream(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The stream that enters a module: the first floating tensor of its arguments, those named after it first."""
-    named = [kwargs[name] for name in ("hidden_states", "hidden_state", "x", "src", "tgt") if name in kwargs]
-    return next(x for x in (*args, *named, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point())
+def as_tokens(x: Tensor, layout: str, samples: int = SAMPLES) -> Tensor:
+    """(B, n, d) from a stream whose axes ``layout`` names.
+
+    b samples, n tokens, d channels, c channels of a map, h and w its axes, s parallel streams, which make a token
+    wider, g groups of the tokens of a sample. Axes in brackets are one: "(bg)nd" has a row for each group of each
+    sample. "bnd[:7]" takes the first 7 tokens only, "bchw/bnd" is the one with the right number of axes.
+    """
+    layout, _, cut = layout.partition("[:")
+    layout = next(choice for choice in layout.split("/") if len(re.sub(r"\(\w+\)", "x", choice)) == x.ndim)
+    if layout == "bnd":
+        tokens = x
+    elif layout == "nbd":
+        tokens = x.transpose(0, 1)
+    elif layout == "bdn":
+        tokens = x.transpose(1, 2)
+    elif layout == "bchw":
+        tokens = x.flatten(2).transpose(1, 2)
+    elif layout in ("bhwc", "bgnd"):
+        tokens = x.flatten(1, 2)
+    elif layout == "bnsd":
+        tokens = x.flatten(2)
+    elif layout == "sbnd":
+        tokens = x.permute(1, 2, 0, 3).flatten(2)
+    elif layout in ("(bg)nd", "(bn)d", "1(bn)d"):
+        tokens = x.reshape(samples, -1, x.shape[-1])
+    else:
+        raise ValueError(f"unknown layout {layout!r}")
+    if tokens.ndim != 3 or tokens.shape[0] != samples:
+        raise ValueError(f"a stream of shape {tuple(x.shape)} does not fit the layout {layout!r} of {samples} samples")
+    return tokens[:, : int(cut.removesuffix("]"))].contiguous() if cut else tokens.contiguous()
 
 
-def _first(output: Any) -> Tensor:
-    while not isinstance(output, Tensor):
-        output = next(iter(output.values())) if isinstance(output, dict) else output[0]
-    return output
+# hooks
+
+
+@contextmanager
+def hooks() -> Iterator[Callable[[Any], None]]:
+    """Hands out a function that keeps handles of hooks; all are removed at the end."""
+    with ExitStack() as stack:
+        yield lambda handle: stack.callback(handle.remove)
 
 
 def members(tower: Tower, model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The blocks of a tower, in the order of their numbers."""
-    expression = re.escape(tower.blocks).replace(r"\*", r"(\d+)")
     hits = [
-        ([int(number) for number in match.groups()], name, module)
+        ([int(number) for number in re.findall(r"\d+", name)], name, module)
         for name, module in model.named_modules(remove_duplicate=False)
-        if (match := re.fullmatch(expression, name))
+        if re.fullmatch(pattern(tower.blocks), name)
     ]
-    return [(name, module) for _, name, module in sorted(hits, key=lambda hit: hit[0])]
+    return [(name, module) for _, name, module in sorted(hits, key=lambda hit: hit[:2])]
 
 
-def measure(case: Case, model: nn.Module, inputs: Inputs, entropies: bool = True) -> list[TowerTruth]:
+def _entering(args: tuple[Any, ...], kwargs: dict[str, Any], which: int) -> Tensor:
+    """The stream that enters a module, among the floating tensors of its arguments, those named after it first."""
+    named = [kwargs[name] for name in ("hidden_states", "hidden_state", "x", "src", "tgt") if name in kwargs]
+    found = [x for x in tensors([*args, *named, *kwargs.values()]) if x.is_floating_point()]
+    return found[which]
+
+
+def measure(case: Case, model: nn.Module, inputs: Inputs) -> list[TowerTruth]:
     """The truth about every tower of a model."""
     towers = read_towers(case.towers, model)
     truths = [_measure(tower, model, inputs) for tower in towers]
-    if entropies and case.eager is not None:
-        _add_entropies(case.eager(model), inputs, truths)
+    if case.eager is not None:
+        with case.eager(model) as eager:
+            for truth in truths:
+                _add_entropies(eager, inputs, truth)
     return truths
 
 
-def _point(name: str, stream: Tensor, layout: str) -> Point:
-    X = as_tokens(stream.detach(), layout)
-    return Point(name, float(similarity(X).mean()), float(cosine(X).mean()), X.shape[1], stream=X)
-
-
 def _measure(tower: Tower, model: nn.Module, inputs: Inputs) -> TowerTruth:
-    blocks = members(tower, model)
     points: list[Point] = []
     calls: dict[str, int] = {}
-    handles = []
+    entered: list[Tensor] = []
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not points:
-            points.append(_point("input", _stream(args, kwargs), tower.layout))
+        entered.append(as_tokens(_entering(args, kwargs, tower.stream).detach().clone(), tower.layout))
 
     def leave(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             calls[name] = calls.get(name, 0) + 1
-            shown = name if calls[name] == 1 else f"{name} (call {calls[name]})"
-            points.append(_point(shown, _first(output), tower.layout))
+            again = "" if calls[name] == 1 else f" (call {calls[name]})"
+            before = points[-1].leaving if tower.source and points else Stream.of(entered.pop())
+            after = Stream.of(as_tokens(tensors(output)[tower.stream].detach().clone(), tower.layout))
+            points.append(Point(name + again, _aliases(tower, name, again), before, after))
 
         return hook
 
-    first = [model.get_submodule(tower.source)] if tower.source else [module for _, module in blocks]
-    for module in dict.fromkeys(first):
-        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-    hooked: set[nn.Module] = set()
-    for name, module in blocks:
-        if module not in hooked:
-            hooked.add(module)
-            handles.append(module.register_forward_hook(leave(name)))
-    try:
+    with hooks() as keep:
+        if tower.source:
+            keep(model.get_submodule(tower.source).register_forward_pre_hook(enter, with_kwargs=True))
+        for name, module in _once(members(tower, model)):
+            if not tower.source:
+                keep(module.register_forward_pre_hook(enter, with_kwargs=True))
+            keep(module.register_forward_hook(leave(name)))
         with torch.no_grad():
             call(model, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    if len(points) < 2:
+    if not points:
         raise LookupError(f"no block of {tower.blocks} ran")
     return TowerTruth(tower, points)
 
 
-def _add_entropies(eager: nn.Module, inputs: Inputs, truths: list[TowerTruth]) -> None:
-    """Of each block the first attention weights that a module in it hands out or drops entries of: (B, H, n, m)."""
-    for truth in truths:
-        weights: list[list[Tensor]] = []
-        handles = []
+def _aliases(tower: Tower, name: str, again: str) -> tuple[str, ...]:
+    if not tower.alias:
+        return ()
+    numbers = iter(re.findall(r"\d+", name))
+    return (re.sub(r"\*", lambda _: next(numbers), tower.alias) + again,)
 
-        def open_block(module: nn.Module, args: Any, weights: list[list[Tensor]] = weights) -> None:
-            weights.append([])
 
-        def see(module: nn.Module, args: Any, output: Any, weights: list[list[Tensor]] = weights) -> None:
-            shown = (args[0],) if isinstance(module, nn.Dropout) and args else output
-            for x in shown if isinstance(shown, tuple) else ():
-                if isinstance(x, Tensor) and x.ndim >= 4 and x.is_floating_point() and weights:
-                    weights[-1].append(x.detach())
+def _once(blocks: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """Modules that stand in a list more than once are hooked once, under their first name."""
+    seen: dict[nn.Module, str] = {}
+    for name, module in blocks:
+        seen.setdefault(module, name)
+    return [(name, module) for module, name in seen.items()]
 
-        blocks = dict.fromkeys(module for _, module in members(truth.tower, eager))
-        for module in blocks:
-            handles.append(module.register_forward_pre_hook(open_block))
+
+def _add_entropies(eager: nn.Module, inputs: Inputs, truth: TowerTruth) -> None:
+    """Of each block the first attention weights that a module in it hands out, or drops entries of: (B, H, n, n).
+
+    They count only where this model has the stream of the other: libraries do not always mask alike in both.
+    """
+    weights: list[list[Tensor]] = []
+    streams: list[Tensor] = []
+
+    def enter(module: nn.Module, args: Any) -> None:
+        weights.append([])
+
+    def see(module: nn.Module, args: Any, output: Any) -> None:
+        shown = tensors(args[:1]) if isinstance(module, nn.Dropout) else tensors(output)
+        if (weights and not isinstance(output, Tensor)) or isinstance(module, (nn.Dropout, nn.Softmax)):
+            weights[-1].extend(x.detach() for x in shown if x.ndim >= 4 and x.is_floating_point())
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        streams.append(as_tokens(tensors(output)[truth.tower.stream].detach().clone(), truth.tower.layout))
+
+    with hooks() as keep:
+        for _, module in _once(members(truth.tower, eager)):
+            keep(module.register_forward_pre_hook(enter))
+            keep(module.register_forward_hook(leave))
             for part in module.modules():
                 if part is not module:
-                    handles.append(part.register_forward_hook(see))
-        try:
-            with torch.no_grad():
-                call(eager, inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
-        for point, found in zip(truth.points[1:], weights, strict=True):
+                    keep(part.register_forward_hook(see))
+        with torch.no_grad():
+            call(eager, inputs)
+    for point, found, stream in zip(truth.points, weights, streams, strict=True):
+        if torch.allclose(stream, point.leaving.tokens, rtol=1e-3, atol=1e-4):
             values = (entropy(P) for P in found)
             point.entropy = next((value for value in values if value is not None), None)
