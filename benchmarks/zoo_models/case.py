@@ -57,13 +57,13 @@ class Case:
 
 
 _TOWER = re.compile(
-    r"((?P<layout>[^@:]+)?(@(?P<stream>\d+))?:)?(?P<blocks>[^?%=<]+)(?P<optional>\?)?"
+    r"((?P<layout>[^@:\[]+(\[:\d+\])?)?(@(?P<stream>\d+))?:)?(?P<blocks>[^?%=<]+)(?P<optional>\?)?"
     r"(%(?P<group>[^=<]+))?(=(?P<alias>[^<]+))?(<(?P<source>.+))?"
 )
 
 
 def pattern(text: str) -> str:
-    """The regular expression of a pattern of module names: * a number, # a number that is caught, {1,2} one of these."""
+    """The regular expression of a pattern of names: * is a number, # a number that is caught, {1,2} one of these."""
     text = re.escape(text).replace(r"\*", r"\d+").replace(r"\#", "#").replace("#", r"(\d+)")
     return re.sub(r"\\{([\d,]+)\\}", lambda numbers: f"(?:{numbers[1].replace(',', '|')})", text)
 
@@ -110,6 +110,7 @@ def enliven(model: nn.Module) -> None:
     not be noticed. Likewise for learned tokens that start alike and for scales of branches that start next to 0.
     """
     for name, parameter in model.named_parameters():
+        parameter = parameter.detach()
         constant = parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all())
         if constant and parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.5)

@@ -16,7 +16,7 @@ from torch import nn
 from .case import SEED, Case, Inputs, call, tensors
 from .truth import Point, Stream, TowerTruth, measure
 
-SIMILARITY, ENTROPY = 1e-4, 1e-3  # the largest differences that count as the same figure
+SIMILARITY, ENTROPY = 1e-5, 1e-4  # the largest differences that count as the same figure
 CURES = {
     "cure_alpha": {"alpha": 0.1},
     "cure_alpha_prime": {"alpha_prime": 0.1},

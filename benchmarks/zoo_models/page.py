@@ -18,8 +18,8 @@ def page(result: dict[str, Any]) -> str:
         "",
         f"`{result['command']}`, {versions}, {about['hardware']}.",
         "",
-        "Every model is built from its configuration with random weights and a handful of blocks. The truth is computed",
-        "from forward hooks by hand: token similarity and cosine at the input of the first block and at the output of",
+        "Every model is built from its configuration with random weights and a handful of blocks. The truth comes from",
+        "forward hooks by hand: token similarity and cosine at the input of the first block and at the output of",
         f"each, per sample, then the mean. A figure that is off by more than {result['tolerances']['similarity']:g}"
         f" ({result['tolerances']['entropy']:g} nats for",
         "the mean attention entropy) is wrong, and so is a report that leaves a tower or a stage out without a word. A",

@@ -24,39 +24,43 @@ LARGEST = 40_000_000  # weights; a configuration that asks for more was not shru
 _TOWERS: list[tuple[str, str]] = [
     (
         "layers.*",
-        """afmoe apertus arcee aria_text audio-spectrogram-transformer beit biogpt bitnet cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v3 deit
-        diffllama doge dots1 ernie4_5 ernie4_5_moe esmc eurobert exaone4 exaone_moe falcon_h1 falcon_mamba flex_olmo
-        gemma gemma2 gemma3_text gemma4_text gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite gpt_neox
-        gpt_neox_japanese gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium
-        hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax ijepa inkling_text jais2 jamba jetmoe jina_embeddings_v3
-        laguna lasr_encoder lfm2 llama llama4_text mamba mamba2 mellum mimo_v2_flash minicpm3 minimax minimax_m2
-        minimax_m3_vl_text ministral ministral3 mistral mistral4 mixtral modernbert modernbert-decoder moshi
-        muse_glimmer_text nanochat nemotron nemotron_asr_streaming_encoder nomic_bert olmo olmo2 olmo3 olmo_hybrid olmoe
-        openai_privacy_filter parakeet_encoder persimmon phi phi3 phi4_multimodal phimoe pixio qianfan_ocr_vision qwen2
-        qwen2_audio_encoder qwen2_moe qwen2_5_vl_text qwen2_vl_text qwen3 qwen3_5_text qwen3_5_moe_text qwen3_moe
-        qwen3_next qwen3_vl_moe_text qwen3_vl_text recurrent_gemma sam3_lite_text_text_model seed_oss smollm3 solar_open
-        stablelm starcoder2 vaultgemma vit vit_mae vit_msn vivit voxtral_encoder xglm zaya""",
+        """afmoe apertus arcee aria_text audio-spectrogram-transformer beit biogpt bitnet cohere cohere2
+        cohere2_moe cwm deepseek_v2 deepseek_v3 deit diffllama doge dots1 ernie4_5 ernie4_5_moe esmc
+        eurobert exaone4 exaone_moe falcon_h1 falcon_mamba flex_olmo gemma gemma2 gemma3_text
+        gemma4_text gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite gpt_neox gpt_neox_japanese
+        gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared
+        helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax ijepa inkling_text jais2 jamba
+        jetmoe jina_embeddings_v3 laguna lasr_encoder lfm2 llama llama4_text mamba mamba2 mellum
+        mimo_v2_flash minicpm3 minimax minimax_m2 minimax_m3_vl_text ministral ministral3 mistral
+        mistral4 mixtral modernbert modernbert-decoder moshi muse_glimmer_text nanochat nemotron
+        nemotron_asr_streaming_encoder nomic_bert olmo olmo2 olmo3 olmo_hybrid olmoe
+        openai_privacy_filter parakeet_encoder persimmon phi phi3 phi4_multimodal phimoe pixio
+        qianfan_ocr_vision qwen2 qwen2_5_vl_text qwen2_audio_encoder qwen2_moe qwen2_vl_text qwen3
+        qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen3_vl_moe_text qwen3_vl_text
+        recurrent_gemma sam3_lite_text_text_model seed_oss smollm3 solar_open stablelm starcoder2
+        vaultgemma vit vit_mae vit_msn vivit voxtral_encoder xglm zaya""",
     ),
     (
         "encoder.layer.*",
-        """bert bert-generation big_bird camembert convbert data2vec-text data2vec-vision deberta deberta-v2 dinov2
-        dinov2_with_registers dpt electra ernie esm fnet ibert internvl_vision layoutlm layoutlmv3 lilt longformer luke
-        markuplm megatron-bert mobilebert mpnet mra nystromformer radio rembert roberta roberta-prelayernorm roc_bert
-        roformer splinter tapas tipsv2_vision_model videomae vilt visual_bert xlm-roberta xlm-roberta-xl xmod yolos
-        yoso""",
+        """bert bert-generation big_bird camembert convbert data2vec-text data2vec-vision deberta deberta-v2
+        dinov2 dinov2_with_registers dpt electra ernie esm fnet ibert internvl_vision layoutlm
+        layoutlmv3 lilt longformer luke markuplm megatron-bert mobilebert mpnet mra nystromformer
+        radio rembert roberta roberta-prelayernorm roc_bert roformer splinter tapas
+        tipsv2_vision_model videomae vilt visual_bert xlm-roberta xlm-roberta-xl xmod yolos yoso""",
     ),
     (
         "encoder.layers.*",
-        """aimv2_vision_model chinese_clip_vision_model clip_text_model clip_vision_model
-        cpmant data2vec-audio hubert idefics3_vision lasr_ctc mlcd mlcd_vision_model nemotron3_5_asr
-        nemotron_asr_streaming parakeet_ctc parakeet_rnnt parakeet_tdt sew siglip_vision_model smolvlm_vision
-        tipsv2_text_model unispeech unispeech-sat wav2vec2 wav2vec2-bert wav2vec2-conformer
-        wavlm""",
+        """aimv2_vision_model chinese_clip_vision_model clip_text_model clip_vision_model cpmant data2vec-audio
+        hubert idefics3_vision lasr_ctc mlcd mlcd_vision_model nemotron3_5_asr
+        nemotron_asr_streaming parakeet_ctc parakeet_rnnt parakeet_tdt sew siglip_vision_model
+        smolvlm_vision tipsv2_text_model unispeech unispeech-sat wav2vec2 wav2vec2-bert
+        wav2vec2-conformer wavlm""",
     ),
     (
         "encoder.layers.* | decoder.layers.*",
-        """bart bigbird_pegasus blenderbot blenderbot-small canary cohere_asr led m2m_100 marian mbart moonshine mvp
-        nllb-moe pegasus pegasus_x plbart speech_to_text t5gemma time_series_transformer informer whisper""",
+        """bart bigbird_pegasus blenderbot blenderbot-small canary cohere_asr informer led m2m_100 marian mbart
+        moonshine mvp nllb-moe pegasus pegasus_x plbart speech_to_text t5gemma
+        time_series_transformer whisper""",
     ),
     ("encoder.block.* | decoder.block.*", "longt5 mt5 switch_transformers t5 udop umt5"),
     ("h.*", "bloom codegen ctrl falcon gpt-sw3 gpt2 gpt_bigcode gpt_neo gptj imagegpt openai-gpt"),
@@ -198,7 +202,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "gemma3": {"mm_tokens_per_image": 4},
     "gptj": {"rotary_dim": 4},
     "codegen": {"rotary_dim": 4},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba"], "mamba_chunk_size": 4},
+    "falcon_h1": {"mamba_chunk_size": 4, "mamba_d_ssm": 64},
     "groupvit": {
         "vision_config": {
             "depths": [2, 2, 2],
@@ -240,7 +245,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     },
     "longformer": {"attention_window": 10},
     "longt5": {"local_radius": 4},
-    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 4},
     "maskformer-swin": _SWIN,
     "minicpm3": _MLA,
     "ministral": {"head_dim": 8},

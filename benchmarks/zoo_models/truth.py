@@ -19,7 +19,10 @@ from .case import SAMPLES, Case, Inputs, Tower, call, pattern, read_towers, tens
 
 @dataclass
 class Stream:
-    """The tokens at one point (B, n, d), and what is true of them: means over the samples, each measured alone."""
+    """The tokens at one point (B, n, d), and what is true of them.
+
+    Means over the samples, each measured alone; a sample without a figure, such as one of zeros, is left out.
+    """
 
     tokens: Tensor
     similarity: float  # t_sim; NaN where a sample has one token
@@ -28,7 +31,7 @@ class Stream:
     @classmethod
     def of(cls, tokens: Tensor) -> Stream:
         """Measure X (B, n, d)."""
-        return cls(tokens, float(similarity(tokens).mean()), float(cosine(tokens).mean()))
+        return cls(tokens, float(similarity(tokens).nanmean()), float(cosine(tokens).nanmean()))
 
 
 @dataclass
@@ -67,7 +70,7 @@ def cosine(X: Tensor) -> Tensor:
     """t_cos, the mean cosine over all pairs of tokens. X (B, n, d) -> (B,); NaN with one token."""
     X = X.double()
     n = X.shape[-2]
-    unit = X / X.norm(dim=-1, keepdim=True)
+    unit = torch.nan_to_num(X / X.norm(dim=-1, keepdim=True))  # a token of zeros is like no other
     if n <= 512:
         pairs = (unit @ unit.transpose(-1, -2) * (1 - torch.eye(n))).sum((-2, -1))
     else:  # the same without the matrix
