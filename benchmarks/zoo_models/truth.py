@@ -79,11 +79,9 @@ def cosine(X: Tensor) -> Tensor:
 
 
 def entropy(P: Tensor) -> float | None:
-    """Mean entropy of attention weights P (..., n, n) in nats; None if they are no distributions over the tokens."""
+    """Mean entropy of attention weights P (..., n, m) in nats; None if their rows are no distributions."""
     P = P.double()
-    if P.shape[-1] != P.shape[-2] or not torch.isfinite(P).all():
-        return None
-    if P.min() < 0 or (P.sum(-1) - 1).abs().max() > 1e-3:
+    if not torch.isfinite(P).all() or P.min() < 0 or (P.sum(-1) - 1).abs().max() > 1e-3:
         return None
     averaged = P.ndim > 3 and P.shape[-3] > 1 and bool((P[..., :1, :, :] == P).all())  # the mean over heads, repeated
     return None if averaged else float(-torch.special.xlogy(P, P).sum(-1).mean())
@@ -206,8 +204,16 @@ def _once(blocks: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
     return [(name, module) for module, name in seen.items()]
 
 
+def _of_tokens(weights: list[Tensor], tokens: int) -> float | None:
+    """The entropy of the first weights among tokens of one kind; else of the first over a summary of them."""
+    among = [P for P in weights if P.shape[-1] == P.shape[-2]]
+    summary = [P for P in weights if P.shape[-2] == tokens > P.shape[-1]]  # the keys of pyramids are fewer
+    values = (entropy(P) for P in among + summary)
+    return next((value for value in values if value is not None), None)
+
+
 def _add_entropies(eager: nn.Module, inputs: Inputs, truth: TowerTruth) -> None:
-    """Of each block the first attention weights that a module in it hands out, or drops entries of: (B, H, n, n).
+    """Of each block the attention weights that a module in it hands out, or drops entries of: (B, H, n, m).
 
     They count only where this model has the stream of the other: libraries do not always mask alike in both.
     """
@@ -236,5 +242,4 @@ def _add_entropies(eager: nn.Module, inputs: Inputs, truth: TowerTruth) -> None:
             call(eager, inputs)
     for point, found, stream in zip(truth.points, weights, streams, strict=True):
         if torch.allclose(stream, point.leaving.tokens, rtol=1e-3, atol=1e-4):
-            values = (entropy(P) for P in found)
-            point.entropy = next((value for value in values if value is not None), None)
+            point.entropy = _of_tokens(found, point.entering.tokens.shape[1])
