@@ -107,14 +107,18 @@ def enliven(model: nn.Module) -> None:
     """Draw the weights of all linear layers again with a standard deviation of width^-1/2, those of convolutions too.
 
     The small weights that libraries start with change the stream so little that a block taken for its neighbour would
-    not be noticed. Likewise for learned tokens that start alike and for scales of branches that start next to 0.
+    not be noticed. Likewise for learned tokens that start alike, for scales and gates of branches that start next to 0,
+    and for norms that start with weights other than 1.
     """
     for name, parameter in model.named_parameters():
         parameter = parameter.detach()
-        constant = parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all())
-        if constant and parameter.ndim > 1:
+        if not parameter.numel():
+            continue
+        first = parameter.flatten()[0]
+        constant = bool((parameter == first).all())
+        if constant and parameter.ndim > 1 and parameter.numel() > 1:
             nn.init.normal_(parameter, std=0.5)
-        elif constant and abs(float(parameter[0])) < 0.01 and not name.endswith("bias"):
+        elif constant and abs(float(first)) < 0.01 and not name.endswith("bias"):
             nn.init.constant_(parameter, 0.5)
     for module in model.modules():
         weight = getattr(module, "weight", None)
@@ -125,6 +129,8 @@ def enliven(model: nn.Module) -> None:
             nn.init.normal_(module.in_proj_weight, std=module.embed_dim**-0.5)
         if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and not hasattr(module, "parametrizations"):
             nn.init.normal_(weight, std=(2 / weight[0].numel()) ** 0.5)
+        if isinstance(module, nn.BatchNorm2d) and weight is not None:
+            nn.init.ones_(weight)
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:
