@@ -34,7 +34,7 @@ class Bert(Model):
         self.dropout = nn.Dropout(c.embedding_dropout)
         self.blocks = TransformerStack(c)
         self.positions = Positions(c.positions, c.max_tokens, width, self.blocks.head_dim)
-        self.norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.norm == "pre" else nn.Identity()
+        self.norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.final_norm else nn.Identity()
         init_weights(self, c.init)
 
     def embed(

@@ -33,7 +33,7 @@ class Decoder(Model):
         self.blocks = TransformerStack(c)
         self.positions = Positions(c.positions, c.max_tokens, c.dim, self.blocks.head_dim, c.rope)
         self.dropout = nn.Dropout(c.embedding_dropout)
-        self.norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.norm == "pre" else nn.Identity()
+        self.norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.final_norm else nn.Identity()
         self.head = None if c.tied else nn.Linear(c.dim, c.vocab_size, bias=False)
         init_weights(self, c.init, depth=c.depth if c.init == "normal" else None)
 

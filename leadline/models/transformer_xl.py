@@ -43,7 +43,7 @@ class TransformerXL(Model):
         self.u = nn.Parameter(torch.empty(c.heads, head_dim))
         self.v = nn.Parameter(torch.empty(c.heads, head_dim))
         self.dropout = nn.Dropout(c.embedding_dropout)
-        self.norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.norm == "pre" else nn.Identity()
+        self.norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.final_norm else nn.Identity()
         self.softmax = AdaptiveSoftmax(c.dim, c.vocab_size, c.cutoffs)
         init_weights(self, c.init)
         for parameter in (self.u, self.v, self.softmax.cluster_weight):

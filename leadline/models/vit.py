@@ -35,7 +35,7 @@ class ViT(Model):
         self.positions = Positions(c.positions, c.tokens, c.dim, self.blocks.head_dim)
         self.dropout = nn.Dropout(c.embedding_dropout)
         # no final norm after post-norm blocks: each ends with a norm
-        self.norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.norm == "pre" else nn.Identity()
+        self.norm = make_norm(c.norm_kind, c.dim, c.norm_eps) if c.final_norm else nn.Identity()
         self.head = nn.Linear(c.dim, c.num_classes) if c.num_classes else nn.Identity()
         with_head = c.distillation == "head" and c.num_classes
         self.distillation_head = nn.Linear(c.dim, c.num_classes) if with_head else None

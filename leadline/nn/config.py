@@ -24,7 +24,8 @@ _CHOICES = dict.fromkeys(("learnable_alpha", "learnable_alpha_prime"), "'layer' 
 _SHARES = ("drop_path", "alpha", "alpha_prime")
 _NOT_BELOW_ZERO = ("norm_eps", "solver_tolerance")
 SITES = ("block-end", "ffn-input", "attention-input")  # of de-escalation
-RULES = ("pre", "post", "none")  # names of the rules in leadline.nn.residual, which needs torch
+# Names of the rules in leadline.nn.residual, which needs torch, and whether a model norms the stream once at its end.
+RULES = {"pre": True, "post": False, "none": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,11 @@ class BlockConfig:
             raise LeadlineError(f"drop_path is {self.drop_path} and skip false; without skips no path can be dropped")
         if self.ffn == 0 and self.de_escalation and self.de_escalation_at == "ffn-input":
             raise LeadlineError("de_escalation_at is 'ffn-input' and ffn 0; there is no MLP to put it before")
+
+    @property
+    def final_norm(self) -> bool:
+        """Whether a norm follows the last block."""
+        return RULES[self.norm]
 
     @property
     def strengths(self) -> tuple[float, float]:
