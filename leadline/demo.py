@@ -21,6 +21,7 @@ from torch import Tensor
 from leadline.data import load_digits
 from leadline.data.images.digits import Split
 from leadline.errors import LeadlineError
+from leadline.files import whole
 from leadline.metrics import token_similarity
 from leadline.models import Bert, create_model
 from leadline.report import save_demo_figure
@@ -63,8 +64,10 @@ def run(out: Path, seed: int = 0, as_json: bool = False) -> dict[str, Any]:
     console.print(f"\n[bold]{conclusion}[/]")
 
     result = {"seed": seed, "similarity": similarity, "arms": arms, "conclusion": conclusion}
-    (out / "demo.json").write_text(json.dumps(result, indent=2) + "\n")
-    save_demo_figure(out / "demo.png", similarity, {name: arm["losses"] for name, arm in arms.items()})
+    with whole(out / "demo.json") as new:
+        new.write_text(json.dumps(result, indent=2) + "\n")
+    with whole(out / "demo.png") as new:
+        save_demo_figure(new, similarity, {name: arm["losses"] for name, arm in arms.items()})
     console.print(f"Picture: {out / 'demo.png'}   Numbers: {out / 'demo.json'}")
     if as_json:
         print(json.dumps(result))

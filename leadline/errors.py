@@ -69,3 +69,18 @@ def need(module: str, extra: str) -> ModuleType:
         raise LeadlineError(
             f"this needs {package}, which is not installed; run: pip install 'leadline[{extra}]'"
         ) from error
+
+
+def excerpt(value: object, most: int = 60) -> str:
+    """Return the start of a value as one short line, to be quoted in a message.
+
+    Args:
+        value: What was given.
+        most: Largest number of characters.
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a whole number of thousands of digits; lists in lists in lists
+        text = f"a {type(value).__name__}"
+    text = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * most])
+    return text if len(text) <= most else f"{text[:most]}..."

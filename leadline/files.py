@@ -1,24 +1,39 @@
-"""Writing files as a whole or not at all, with ordinary permissions."""
+"""Writing files as a whole or not at all, with ordinary permissions and never through a planted link."""
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
+import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_DAY = 86400.0  # seconds
+# A pipe must not make the opening wait. Windows has neither of the two.
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
 
 @contextmanager
 def whole(file: Path) -> Iterator[Path]:
-    """Yield a path beside ``file`` to write to; it takes the name of ``file`` at the end.
+    """Yield a new file beside ``file`` to write to; it takes the name of ``file`` at the end.
 
-    If anything fails, the new file is removed and the old one stays.
+    Its name is random and it is created exclusively, so that no link planted under that name is followed. Where
+    ``file`` is a link, the link is replaced and not what it points to. If anything fails, the new file is removed and
+    the old one stays. What a killed process left is removed after a day.
     """
-    new = file.with_name(f"{file.name}.new")
+    for old in _drafts(file):
+        with suppress(OSError):
+            if time.time() - old.lstat().st_mtime > _DAY:
+                old.unlink()
+    new = file.with_name(f".{file.name[:40]}.{secrets.token_hex(8)}.new")
+    os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666))  # less the umask
     try:
         yield new
         os.replace(new, file)
@@ -26,6 +41,41 @@ def whole(file: Path) -> Iterator[Path]:
         with suppress(OSError):
             new.unlink(missing_ok=True)
         raise
+
+
+def _drafts(file: Path) -> list[Path]:
+    """List what earlier calls of ``whole`` left beside a file."""
+    start = f".{file.name[:40]}."
+    with suppress(OSError), os.scandir(file.parent) as entries:
+        return [Path(entry.path) for entry in entries if entry.name.startswith(start) and entry.name.endswith(".new")]
+    return []
+
+
+def open_to_append(file: Path) -> TextIO:
+    """Open a text file to append to, such as a log; made where it is missing, no link is followed.
+
+    Raises:
+        OSError: It is a link, no regular file, or cannot be opened.
+    """
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_LINK, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no regular file", str(file))
+    return open(handle, "a", encoding="utf-8", newline="")
+
+
+@contextmanager
+def opened_to_lock(file: Path) -> Iterator[int]:
+    """Open a file to lock, made where it is missing; its content stays and no link is followed.
+
+    Yields:
+        The file descriptor.
+    """
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -36,3 +86,12 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     mode = file.stat().st_mode
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, file)
     file.chmod(mode)
+
+
+def csv_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of a CSV file in which no text starts a formula of a spreadsheet; such a cell begins with ``'``."""
+    return {_csv_cell(name): _csv_cell(value) for name, value in row.items()}
+
+
+def _csv_cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

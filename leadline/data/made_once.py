@@ -1,11 +1,15 @@
-"""Cache folders: computed once by one process while others wait, complete or absent."""
+"""Cache folders: computed once by one process while others wait, complete and unchanged or made again."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
+import stat
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,12 +17,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from leadline.errors import LeadlineError
+from leadline.files import opened_to_lock
 from leadline.machine import lock
 
 T = TypeVar("T")
 Report = Callable[[str, int, int | None], None]  # the work, parts done, parts in all where that is known
 _REPORT: ContextVar[Report | None] = ContextVar("report", default=None)
 _DAY = 86400.0
+_FINGERPRINT = "fingerprint.json"
+_PIECE = 1 << 20  # bytes of a large file that are read at a time
+_PIECES = 64  # of a large file that are read; a smaller file is read wholly
 
 
 def cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:
@@ -35,7 +43,10 @@ def made_once(
 ) -> Path:
     """Return a folder of the cache; where it is absent or damaged, ``make`` fills a new one.
 
-    The new folder gets its name once it is complete. One process makes it, others wait.
+    The new folder gets its name once it is complete. One process makes it, others wait. It holds a fingerprint of its
+    files, which every opening checks: their sizes and SHA-256. Of a file above 64 MiB 64 pieces of 1 MiB are hashed,
+    the first, the last and evenly spaced ones, so an opening takes at most about .2 s per file. That shows a cut or
+    exchanged file, but not every changed byte of a large one.
 
     Args:
         name: Name of the folder in the cache.
@@ -45,16 +56,22 @@ def made_once(
         whole: Tells whether an existing folder is undamaged.
 
     Raises:
-        LeadlineError: The cache cannot be written.
+        LeadlineError: The cache cannot be written, or holds something of that name by somebody else.
     """
     root = cache_folder(folder)
     target = root / name
     try:
-        if target.is_dir() and whole(target):  # the cache may belong to another user and not be writable
+        if root.is_dir() and _open_to_all(root.stat()):
+            warnings.warn(
+                f"everybody can write to the cache {root} and so change what is read from it; run chmod o-w on it, "
+                "or give another folder",
+                stacklevel=2,
+            )
+        if _usable(target, whole):  # the cache may belong to another user and not be writable
             return target
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root / f"{name}.lock"):
-            if not target.is_dir() or not whole(target):
+            if not _usable(target, whole):
                 for draft in root.glob(f"{name}.*.part"):  # of a process that was killed
                     if time.time() - draft.stat().st_mtime > _DAY:
                         shutil.rmtree(draft, ignore_errors=True)
@@ -62,7 +79,10 @@ def made_once(
                 draft.mkdir()
                 try:
                     make(draft)
+                    (draft / _FINGERPRINT).write_text(json.dumps(_fingerprint(draft)))
                     _to_disk(draft)
+                    if target.is_symlink():
+                        target.unlink()
                     shutil.rmtree(target, ignore_errors=True)
                     os.rename(draft, target)
                 finally:
@@ -74,6 +94,52 @@ def made_once(
             "$LEADLINE_CACHE"
         ) from error
     return target
+
+
+def _usable(target: Path, whole: Callable[[Path], bool]) -> bool:
+    """Whether a folder of the cache is there, made by somebody who is trusted, and unchanged.
+
+    Those trusted are this user, the owner of the cache, and root.
+
+    Raises:
+        LeadlineError: Somebody else made it.
+    """
+    if target.is_symlink() or not target.is_dir():
+        return False
+    owner, root = target.lstat().st_uid, target.parent.stat()
+    if _open_to_all(root) and owner not in (os.getuid(), root.st_uid, 0):
+        raise LeadlineError(
+            f"{target} was made by another user (number {owner}) in a cache that everybody can write to; "
+            "give another folder by data.cache=FOLDER in the recipe, or by $LEADLINE_CACHE"
+        )
+    try:
+        before = json.loads((target / _FINGERPRINT).read_text())
+    except (OSError, ValueError):
+        return False  # of an earlier version, or damaged
+    return bool(before == _fingerprint(target)) and whole(target)
+
+
+def _open_to_all(root: os.stat_result) -> bool:
+    """Whether everybody can write to a folder; Windows has no such bit."""
+    return os.name != "nt" and bool(root.st_mode & stat.S_IWOTH)
+
+
+def _fingerprint(folder: Path) -> dict[str, list[int | str]]:
+    """Return the size and the SHA-256 of every file, of large files that of evenly spaced pieces."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != _FINGERPRINT)
+    return {file.relative_to(folder).as_posix(): [file.stat().st_size, _digest(file)] for file in files}
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size <= _PIECE * _PIECES:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+        total = hashlib.sha256()
+        for i in range(_PIECES):
+            stream.seek(i * (size - _PIECE) // (_PIECES - 1))
+            total.update(stream.read(_PIECE))
+        return total.hexdigest()
 
 
 @contextmanager
@@ -122,6 +188,6 @@ def _to_disk(folder: Path) -> None:
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
     """Hold the lock of a cache folder; without file locks on this system every process makes its own copy."""
-    with file.open("w") as stream:
-        lock(stream.fileno(), wait=True)
+    with opened_to_lock(file) as handle:
+        lock(handle, wait=True)
         yield

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from leadline.errors import LeadlineError, need
-from leadline.files import whole
+from leadline.files import csv_row, open_to_append, whole
 
 Row = dict[str, Any]  # step, layer, name, and a number for each metric
 Write = Callable[[list[Row]], None]
@@ -79,7 +79,7 @@ class _Function:
 
 def _append_to(file: Path) -> TextIO:
     file.parent.mkdir(parents=True, exist_ok=True)
-    return file.open("a", encoding="utf-8", newline="")
+    return open_to_append(file)
 
 
 class _Csv:
@@ -94,7 +94,7 @@ class _Csv:
     def write(self, rows: list[Row]) -> None:
         if new := [name for name in rows[0] if name not in self.columns]:
             self._widen(new)
-        csv.DictWriter(self.file, self.columns, lineterminator="\n").writerows(rows)
+        csv.DictWriter(self.file, self.columns, lineterminator="\n").writerows(map(csv_row, rows))
         self.file.flush()
 
     def _widen(self, new: list[str]) -> None:

@@ -22,6 +22,7 @@ from leadline.errors import LeadlineError, need, unknown_name
 from leadline.loading import load
 from leadline.models import MODELS, create_model
 from leadline.models.base import Model
+from leadline.models.foreign.pretrained import check_description, load_pretrained, load_tokenizer_of
 from leadline.models.io import model_folder
 
 Inputs = dict[str, Any] | Tensor
@@ -164,7 +165,7 @@ def _from_name(name: str, depth: int | None) -> nn.Module:
             config = type(config).from_dict(settings)
     try:
         with torch.device("meta"):
-            skeleton = transformers.AutoModel.from_config(config)
+            skeleton = transformers.AutoModel.from_config(config, trust_remote_code=False)
             size, blocks = sum(p.numel() for p in skeleton.parameters()), len(find_blocks(skeleton))
     except LeadlineError:
         raise
@@ -177,7 +178,7 @@ def _from_name(name: str, depth: int | None) -> nn.Module:
             f"{name} has {size / 1e9:.1f} billion parameters by default; give a smaller depth, "
             "or a file.py:FUNCTION that builds a narrower one"
         )
-    return transformers.AutoModel.from_config(config)
+    return transformers.AutoModel.from_config(config, trust_remote_code=False)
 
 
 def _from_timm(name: str, depth: int | None) -> nn.Module:
@@ -247,10 +248,14 @@ def _from_folder(path: Path, spec: str | None) -> tuple[nn.Module, Any]:
         raise LeadlineError(f"{folder} holds a model of type {kind!r}, not {spec!r}; name that type")
     transformers = need("transformers", "hub")
     try:
-        model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
+        check_description(config, folder)
+        model = load_pretrained(transformers.AutoModel, folder)
+        inputs = _encoded_text(folder, model)
+    except LeadlineError:
+        raise
     except Exception as error:  # transformers has no one kind of error for a damaged folder
         raise LeadlineError(f"{folder} cannot be loaded by transformers: {first_line(error)}") from error
-    return model, _encoded_text(transformers, folder, model)
+    return model, inputs
 
 
 def _ids_of_text(folder: Path, model: nn.Module) -> Tensor | None:
@@ -267,11 +272,11 @@ def _ids_of_text(folder: Path, model: nn.Module) -> Tensor | None:
     return torch.stack([row[:length] for row in rows]) if length > 1 else None
 
 
-def _encoded_text(transformers: Any, folder: Path, model: nn.Module) -> Inputs | None:
+def _encoded_text(folder: Path, model: nn.Module) -> Inputs | None:
     """Return our text encoded by the tokenizer of a checkpoint of transformers, if it has one."""
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")):
         return None
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = load_tokenizer_of(folder)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     parameters = inspect.signature(model.forward).parameters

@@ -6,22 +6,21 @@ import io
 import json
 import math
 import os
-import types
-import typing
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from leadline.errors import LeadlineError
 from leadline.files import whole
-from leadline.report import layers as report_data
 from leadline.report.html.page import render_page
 from leadline.report.layers import LayerData, ReportData
 from leadline.report.paper import render_figure
+from leadline.report.schema import parse, read_text
 
 _SUFFIXES = (".html", ".json", ".png", ".svg", ".pdf")
 _MOST_ROWS = 24  # of the table, unless every layer is asked for
@@ -46,7 +45,7 @@ class DepthReport(ReportData):
             every_layer: Show all layers; otherwise a deep model shows 24 of them.
             brief: Show only the columns that fit a narrow terminal.
         """
-        table = Table(title=f"{self.model}, layer by layer", title_justify="left")
+        table = Table(title=Text(f"{self.model}, layer by layer"), title_justify="left")
         columns: dict[str, Callable[[LayerData], float | None]] = {
             "similarity": lambda x: x.similarity,
             "patches": lambda x: x.similarity_patches,
@@ -100,13 +99,9 @@ class DepthReport(ReportData):
         """Return the report that ``to_json`` wrote.
 
         Raises:
-            LeadlineError: If the text is no report.
+            LeadlineError: If the text is no report, or a field is missing, of a wrong type or out of range.
         """
-        try:
-            data = json.loads(text)
-            return typing.cast(DepthReport, _build(cls, data))
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise LeadlineError("this is no report; give what report.to_json() wrote") from error
+        return parse(text, cls)
 
     def save(self, path: str | os.PathLike[str], before: ReportData | None = None) -> None:
         """Write a page (.html), the data (.json) or a figure for a paper (.png, .svg, .pdf).
@@ -158,11 +153,7 @@ def read_report(path: str | os.PathLike[str]) -> DepthReport:
     Raises:
         LeadlineError: If the file cannot be read or holds no report.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LeadlineError(f"{path} cannot be read; give a report that was saved as .json") from error
-    return DepthReport.from_json(text)
+    return DepthReport.from_json(read_text(path))
 
 
 def _write(file: Path, content: bytes) -> None:
@@ -194,24 +185,4 @@ def _without_nan(value: Any) -> Any:
         return [_without_nan(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value
-
-
-def _build(kind: Any, value: Any) -> Any:
-    """Convert ``value`` from JSON to the type ``kind``: a data class, list, dict, optional or number."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in inner:
-            return None
-        return _build(next(option for option in inner if option is not type(None)), value)
-    if is_dataclass(kind):
-        hints = typing.get_type_hints(kind, vars(report_data))
-        known = {field.name for field in fields(kind)} & set(value)
-        return typing.cast(Any, kind)(**{name: _build(hints[name], value[name]) for name in known})
-    if origin is list:
-        return [_build(inner[0], item) for item in value]
-    if origin is dict:
-        return {key: _build(inner[1], item) for key, item in value.items()}
-    if kind is float:
-        return math.nan if value is None else float(value)
     return value

@@ -97,7 +97,7 @@ def save_demo_figure(
     for axis in (left, right):
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, dpi=150)
+    figure.savefig(file, dpi=150, format="png")
 
 
 def _draw(new: Any, reports: dict[str, ReportData]) -> Any:

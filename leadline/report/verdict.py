@@ -76,7 +76,7 @@ def fitted_rate(layers: Sequence[LayerData]) -> float | None:
 
 def entropy_share(layer: LayerData) -> float | None:
     """Return the mean entropy of the heads as a share of that of uniform attention to all visible tokens."""
-    if layer.entropy is None or not layer.entropy_uniform:
+    if not layer.entropy or not layer.entropy_uniform:
         return None
     return sum(layer.entropy) / len(layer.entropy) / layer.entropy_uniform
 

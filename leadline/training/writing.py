@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from leadline.anatomy.calling import first_line
 from leadline.data.text.tokenizers import FILE, Tokenizer, load_tokenizer, tokenizer_home
 from leadline.errors import LeadlineError, need
 from leadline.loading import load
@@ -19,6 +20,7 @@ from leadline.machine import choose_device
 from leadline.models import TransformerXL, convert
 from leadline.models.base import CONFIG_FILE
 from leadline.models.decoder import Decoder
+from leadline.models.foreign.pretrained import check_description, load_pretrained
 from leadline.models.generation import stream_tokens
 from leadline.models.io import averaged, model_folder
 
@@ -126,8 +128,10 @@ def _model(folder: Path) -> Any:
         return load(folder)
     transformers = need("transformers", "hub")
     try:
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise LeadlineError(f"{folder} cannot be loaded by transformers: {reason}") from error
+        check_description(config, folder)
+        theirs = load_pretrained(transformers.AutoModelForCausalLM, folder)
+    except LeadlineError:
+        raise
+    except Exception as error:  # transformers has no one kind of error for a damaged folder
+        raise LeadlineError(f"{folder} cannot be loaded by transformers: {first_line(error)}") from error
     return convert(theirs)

@@ -206,7 +206,9 @@ def test_folders_that_are_no_checkpoint(tmp_path):
         tmp_path / "text": "is not JSON",
         tmp_path / "bare": "cannot be loaded",
         damaged(tmp_path / "anonymous", architectures=None): "names no model_type and architectures",
-        damaged(tmp_path / "future", architectures=["GPT9LMHeadModel"]): "GPT9LMHeadModel, which this transformers",
+        damaged(
+            tmp_path / "future", architectures=["GPT9LMHeadModel"]
+        ): "the class 'GPT9LMHeadModel', which this transformers",
     }
     for folder, message in cases.items():
         with pytest.raises(LeadlineError) as error:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leadline.data.images.sets import FolderRows, Rows, bad_label, decode, read_file
+from leadline.data.images.sets import FolderRows, Rows, decode, read_file
 from leadline.data.made_once import counted, made_once
 from leadline.errors import LeadlineError
 
@@ -52,7 +52,7 @@ def decoded(rows: Rows, size: int | None, folder: str | os.PathLike[str] | None 
         folder: The cache, see ``cache_folder``.
     """
     at = _made(rows, {"size": size}, folder, lambda draft: _decode_all(rows, size, draft), (_PIXELS, _LABELS))
-    return Pixels(_mapped(at / _PIXELS), torch.from_numpy(_labels(at, rows)))
+    return Pixels(_mapped(at / _PIXELS), torch.from_numpy(np.load(at / _LABELS)))
 
 
 def encoded(rows: Rows, folder: str | os.PathLike[str] | None = None) -> Encoded:
@@ -68,7 +68,7 @@ def encoded(rows: Rows, folder: str | os.PathLike[str] | None = None) -> Encoded
     if isinstance(rows, FolderRows):
         return _Files(rows)
     at = _made(rows, {"packed": True}, folder, lambda draft: _pack(rows, draft), (_OFFSETS, _LABELS))
-    return _Packed(rows, at / _PACK, np.load(at / _OFFSETS, mmap_mode="r"), _labels(at, rows))
+    return _Packed(rows, at / _PACK, np.load(at / _OFFSETS, mmap_mode="r"), np.load(at / _LABELS))
 
 
 def _made(
@@ -90,14 +90,6 @@ def _whole(folder: Path, arrays: tuple[str, str]) -> bool:
         return _OFFSETS not in loaded or (folder / _PACK).stat().st_size == loaded[_OFFSETS][-1]
     except (ValueError, EOFError, FileNotFoundError):
         return False
-
-
-def _labels(folder: Path, rows: Rows) -> np.ndarray:
-    """Return the labels (N,), int64, and check them: a cache may be older than the check of its rows."""
-    labels = np.load(folder / _LABELS)
-    for i in np.flatnonzero((labels < 0) | (labels >= rows.classes))[:1]:
-        raise bad_label(int(labels[i]), rows.classes, rows.where(int(i)))
-    return labels
 
 
 def _decode_all(rows: Rows, size: int | None, folder: Path) -> None:

@@ -280,7 +280,9 @@ def _gpt2() -> PairTokenizer:
     for offline in (True, False):
         try:
             with quiet_hub():
-                loaded = transformers.AutoTokenizer.from_pretrained("openai-community/gpt2", local_files_only=offline)
+                loaded = transformers.AutoTokenizer.from_pretrained(
+                    "openai-community/gpt2", local_files_only=offline, trust_remote_code=False
+                )
             return PairTokenizer(loaded.backend_tokenizer)
         except (OSError, ValueError):
             continue

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from leadline.errors import LeadlineError
-from leadline.files import whole
+from leadline.files import csv_row, whole
 from leadline.machine import processor, versions
 from leadline.papers.shared.entry import Entry, Result, claims_as_dicts
 from leadline.papers.shared.plots import save
@@ -25,9 +25,9 @@ def store(entry: Entry, result: Result, setting: Mapping[str, Any], seconds: flo
     tables = {name: rows for name, rows in result.tables.items() if rows}
     for name, rows in tables.items():
         with whole(folder / f"{name}.csv") as new, new.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer = csv.DictWriter(file, fieldnames=list(csv_row(rows[0])))
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows(map(csv_row, rows))
     save(result.plot(), folder)
     summary = {
         "id": entry.id,
@@ -71,9 +71,9 @@ def fresh(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SUMMARY).unlink(missing_ok=True)
-        trial = folder / f"{SUMMARY}.new"  # better to fail here than after the run
-        trial.touch()
-        trial.unlink()
+        with whole(folder / SUMMARY):  # better to fail here than after the run
+            pass
+        (folder / SUMMARY).unlink()
     except OSError as error:
         raise LeadlineError(f"--out {folder} cannot be made ({error.strerror}); give a folder to write to") from error
 

@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
-from html import escape
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 from leadline.report.html import tabs, text
 from leadline.report.html.charts import Chart, attention_maps
+from leadline.report.html.markup import Html, join, markup
 from leadline.report.layers import ReportData
+from leadline.report.presentation import as_text
 
-# with this policy the browser refuses to fetch anything from anywhere
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+# with this policy the browser fetches nothing, and runs the page's own scripts alone, which are known by their hashes
+_POLICY = (
+    "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; "
+    "base-uri 'none'; form-action 'none'"
+)
+_MARK_SCRIPTING = 'document.documentElement.className = "js";'  # the style sheet hides what needs no script
 
 
 class Tab(NamedTuple):
     """One tab of the page."""
 
     name: str
-    html: str  # shown above the charts
+    html: Html  # shown above the charts
     charts: list[Chart]
 
 
 def page_tabs(report: ReportData, before: ReportData | None = None) -> list[Tab]:
     """Return the tabs of the page in order; heat maps and the comparison only if there is something to show."""
+    none = markup("")
     pages = [
-        Tab("Similarity", "", tabs.similarity(report)),
-        Tab("Cosine", "", tabs.cosines(report)),
-        Tab("Entropy", "", tabs.entropies(report)),
-        Tab("Spectrum", "", tabs.spectrum(report)),
-        Tab("Norms and rank", "", tabs.norms(report)),
+        Tab("Similarity", none, tabs.similarity(report)),
+        Tab("Cosine", none, tabs.cosines(report)),
+        Tab("Entropy", none, tabs.entropies(report)),
+        Tab("Spectrum", none, tabs.spectrum(report)),
+        Tab("Norms and rank", none, tabs.norms(report)),
     ]
     if report.heatmaps:
-        pages.append(Tab("Attention", "", attention_maps(report.heatmaps)))
+        pages.append(Tab("Attention", none, attention_maps(report.heatmaps)))
     if before is not None:
         pages.append(Tab("Before / after", text.comparison(before, report), tabs.before_and_after(before, report)))
-    data = f"<h3>Settings</h3>{text.settings(report)}{text.table(report, 'Layer by layer')}"
+    data = [markup("<h3>Settings</h3>"), text.settings(report), text.table(report, "Layer by layer")]
     if before is not None:
-        data += f"<h3>Settings, before</h3>{text.settings(before)}"
-        data += text.table(before, "Layer by layer, before")
-    pages.append(Tab("Data", data, []))
-    empty = '<p class="soft">Not measured.</p>'
+        data += [markup("<h3>Settings, before</h3>"), text.settings(before)]
+        data += [text.table(before, "Layer by layer, before")]
+    pages.append(Tab("Data", join(data), []))
+    empty = markup('<p class="soft">Not measured.</p>')
     return [tab if tab.html or tab.charts else tab._replace(html=empty) for tab in pages]
 
 
@@ -52,8 +60,8 @@ def render_page(report: ReportData, before: ReportData | None = None) -> str:
         report: The report to show.
         before: A report of the same model before a change; one tab then shows both side by side.
     """
-    buttons: list[str] = []
-    panels: list[str] = []
+    buttons: list[Html] = []
+    panels: list[Html] = []
     specs: list[dict[str, Any]] = []
     for i, tab in enumerate(page_tabs(report, before)):
         frames = []
@@ -62,58 +70,86 @@ def render_page(report: ReportData, before: ReportData | None = None) -> str:
             specs.append(chart.spec)
         on = i == 0
         buttons.append(
-            f'<button type="button" role="tab" id="tab-{i}" aria-controls="panel-{i}" '
-            f'aria-selected="{str(on).lower()}" tabindex="{0 if on else -1}">{escape(tab.name)}</button>'
+            markup(
+                '<button type="button" role="tab" id="tab-{i}" aria-controls="panel-{i}" '
+                'aria-selected="{on}" tabindex="{index}">{name}</button>',
+                i=i,
+                on=str(on).lower(),
+                index=0 if on else -1,
+                name=tab.name,
+            )
         )
         panels.append(
-            f'<section class="panel{" on" if on else ""}" role="tabpanel" id="panel-{i}" aria-labelledby="tab-{i}">'
-            f'<h2>{escape(tab.name)}</h2>{tab.html}<div class="charts">{"".join(frames)}</div></section>'
+            markup(
+                '<section class="panel{on}" role="tabpanel" id="panel-{i}" aria-labelledby="tab-{i}">'
+                '<h2>{name}</h2>{html}<div class="charts">{frames}</div></section>',
+                on=" on" if on else "",
+                i=i,
+                name=tab.name,
+                html=tab.html,
+                frames=join(frames),
+            )
         )
     assets = files("leadline.report.html") / "assets"
     css, chart_js, js = ((assets / name).read_text(encoding="utf-8") for name in ("page.css", "chart.js", "page.js"))
-    title = f"Depth report: {report.model}"
-    return "\n".join(
-        [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<title>{escape(title)}</title>\n<link rel="icon" href="data:,">',
-            f"<style>\n{css}</style>",
-            '<script>document.documentElement.className = "js";</script>\n</head>\n<body>',
-            f"<header><h1>{escape(title)}</h1>{_subtitle(report, before)}{text.verdict(report)}</header>",
-            f'<main><div role="tablist" aria-label="Figures">{"".join(buttons)}</div>',
-            "<noscript><p>The charts need JavaScript; the numbers are in the table below.</p></noscript>",
-            f'<div class="panels">{"".join(panels)}</div></main>',
-            "<footer>Made by Leadline. This file needs no network.</footer>",
-            f'<script type="application/json" id="chart-data">{_json(specs)}</script>',
-            f"<script>\n{chart_js}</script>\n<script>\n{js}</script>\n</body>\n</html>\n",
-        ]
+    scripts = [_MARK_SCRIPTING, f"\n{chart_js}", f"\n{js}"]
+    first, *others = (Html(f"<script>{script}</script>") for script in scripts)
+    return markup(
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<title>{title}</title>\n<link rel="icon" href="data:,">\n'
+        "<style>\n{css}</style>\n{first}\n</head>\n<body>\n"
+        "<header><h1>{title}</h1>{subtitle}{verdict}</header>\n"
+        '<main><div role="tablist" aria-label="Figures">{buttons}</div>\n'
+        "<noscript><p>The charts need JavaScript; the numbers are in the table below.</p></noscript>\n"
+        '<div class="panels">{panels}</div></main>\n'
+        "<footer>Made by Leadline. This file needs no network.</footer>\n"
+        '<script type="application/json" id="chart-data">{specs}</script>\n{scripts}\n</body>\n</html>\n',
+        policy=Html(_POLICY.format(scripts=" ".join(map(_hash, scripts)))),  # it has quotes and no value of a report
+        title=f"Depth report: {report.model}",
+        css=Html(css),
+        first=first,
+        subtitle=_subtitle(report, before),
+        verdict=text.verdict(report),
+        buttons=join(buttons),
+        panels=join(panels),
+        specs=_json(specs),
+        scripts=Html("\n".join(others)),
     )
 
 
-def _subtitle(report: ReportData, before: ReportData | None) -> str:
+def _hash(script: str) -> str:
+    """Return the source expression by which a content policy permits one inline script."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _subtitle(report: ReportData, before: ReportData | None) -> Html:
     """Return the line below the title."""
     blocks = max(0, len(report.layers) - 1)
     words = f"{blocks} block{'' if blocks == 1 else 's'}"
-    if "checkpoint" in report.settings:
-        words += "; {checkpoint} on the {split} split of {data}".format(**report.settings)
+    if {"checkpoint", "split", "data"} <= report.settings.keys():
+        checkpoint, split, data = (as_text(report.settings[name]) for name in ("checkpoint", "split", "data"))
+        words += f"; {checkpoint} on the {split} split of {data}"
     if before is not None:
         words += f"; compared with {before.model} before"
-    return f'<p class="soft">{escape(words)}</p>'
+    return markup('<p class="soft">{words}</p>', words=words)
 
 
-def _frame(chart: Chart, index: int) -> str:
+def _frame(chart: Chart, index: int) -> Html:
     """Return the frame of chart number ``index``, which the script fills."""
-    note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
-    width = f' style="min-width:{chart.min_width}px"' if chart.min_width else ""
-    return (
-        f'<figure class="{"wide" if chart.wide else "half"}"><figcaption><h3>{escape(chart.title)}</h3>{note}'
-        f'</figcaption><div class="scroll"><div class="chart" data-chart="{index}" '
-        f'data-title="{escape(chart.title)}"{width}></div></div></figure>'
+    return markup(
+        '<figure class="{width}"><figcaption><h3>{title}</h3>{note}</figcaption><div class="scroll">'
+        '<div class="chart" data-chart="{index}" data-title="{title}"{style}></div></div></figure>',
+        width="wide" if chart.wide else "half",
+        title=chart.title,
+        note=markup("<p>{note}</p>", note=chart.note) if chart.note else "",
+        index=index,
+        style=markup(' style="min-width:{width}px"', width=chart.min_width) if chart.min_width else "",
     )
 
 
-def _json(value: object) -> str:
-    """Encode as JSON that is safe inside a script element."""
+def _json(value: object) -> Html:
+    """Encode as JSON that is safe inside a script element, where HTML's escapes have no meaning."""
     encoded = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return encoded.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return Html(encoded.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

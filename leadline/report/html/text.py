@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from html import escape
 
+from leadline.report.html.markup import Html, join, markup
 from leadline.report.layers import LayerData, ReportData, Trial
 from leadline.report.presentation import NONE, as_text, cure_call, finite, mean_of, number, spans
 from leadline.report.verdict import TREND_BLOCKS, depth_of_collapse, entropy_share
@@ -62,19 +62,21 @@ def facts(report: ReportData) -> list[tuple[str, str, str]]:
     ]
 
 
-def advice(report: ReportData) -> str:
+def advice(report: ReportData) -> Html:
     """Return the advice, one sentence of HTML."""
     verdict = report.verdict
     if verdict.recommendation:
-        return f"Recommended, because it moved the number: <code>{escape(cure_call(verdict.recommendation))}</code>"
+        return markup(
+            "Recommended, because it moved the number: <code>{call}</code>", call=cure_call(verdict.recommendation)
+        )
     if verdict.kind == "no collapse":
-        return "Leave it alone: nothing collapses here."
+        return markup("Leave it alone: nothing collapses here.")
     ran = [trial for trial in verdict.trials if trial.error is None]
     if not ran:
-        return (
-            "No recommendation: no cure could be tried." if verdict.trials else "No recommendation: no cure was tried."
-        )
-    return f"No recommendation: none of the {len(ran)} cures tried moved the number the verdict is about."
+        return markup("No recommendation: no cure {word} tried.", word="could be" if verdict.trials else "was")
+    return markup(
+        "No recommendation: none of the {count} cures tried moved the number the verdict is about.", count=len(ran)
+    )
 
 
 def _step(before: float | None, after: float | None) -> list[str]:
@@ -85,7 +87,7 @@ def _step(before: float | None, after: float | None) -> list[str]:
     return [number(before), number(after), change]
 
 
-def _trial_row(trial: Trial, pairs: list[tuple[float | None, float | None]], best: bool) -> str:
+def _trial_row(trial: Trial, pairs: list[tuple[float | None, float | None]], best: bool) -> Html:
     """Return the row of one trial.
 
     Args:
@@ -100,18 +102,20 @@ def _trial_row(trial: Trial, pairs: list[tuple[float | None, float | None]], bes
         word = ("yes" if trial.helps else "no, it moved the number too little or the wrong way") + (
             "; recommended" if best else ""
         )
-    return (
-        f'<tr{" class=best" if best else ""}><td class="word">{escape(trial.name)}</td>'
-        + "".join(f"<td>{cell}</td>" for cell in cells)
-        + f'<td class="word">{escape(word)}</td></tr>'
+    return markup(
+        '<tr{kind}><td class="word">{name}</td>{cells}<td class="word">{word}</td></tr>',
+        kind=markup(" class=best") if best else "",
+        name=trial.name,
+        cells=join(markup("<td>{cell}</td>", cell=cell) for cell in cells),
+        word=word,
     )
 
 
-def trials(report: ReportData) -> str:
+def trials(report: ReportData) -> Html:
     """Return a table of every cure that was tried, helpful or not; empty if none was."""
     verdict = report.verdict
     if not verdict.trials:
-        return ""
+        return markup("")
     similarity = finite(verdict.before[-1]) if verdict.before else _last(report)
     about_entropy = any(trial.entropy for trial in verdict.trials)
     entropy = mean_of([value for layer in report.layers if (value := mean_of(layer.entropy)) is not None])
@@ -123,67 +127,81 @@ def trials(report: ReportData) -> str:
             pairs.insert(0, (entropy, mean_of(trial.entropy)))
         rows.append(_trial_row(trial, pairs, ran and trial.cure == verdict.recommendation))
     groups = ["similarity after the last layer"]
-    note = ""
+    note = markup("")
     if about_entropy:
         groups.insert(0, "mean entropy (nats)")
-        note = '<p class="soft">Entropy before is over the whole input, after over the batch of the trials.</p>'
-    heads = "".join(f'<th colspan="3" class="group">{group}</th>' for group in groups)
-    return (
+        note = markup('<p class="soft">Entropy before is over the whole input, after over the batch of the trials.</p>')
+    return markup(
         '<div class="scroll"><table class="trials"><caption>Cures tried on the same batch</caption><thead>'
-        f'<tr><th class="word" rowspan="2">cure</th>{heads}<th class="word" rowspan="2">did it help?</th></tr><tr>'
-        + "<th>before</th><th>after</th><th>change</th>" * len(groups)
-        + f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{note}"
+        '<tr><th class="word" rowspan="2">cure</th>{groups}<th class="word" rowspan="2">did it help?</th></tr><tr>'
+        "{columns}</tr></thead><tbody>{rows}</tbody></table></div>{note}",
+        groups=join(markup('<th colspan="3" class="group">{group}</th>', group=group) for group in groups),
+        columns=join(markup("<th>before</th><th>after</th><th>change</th>") for _ in groups),
+        rows=join(rows),
+        note=note,
     )
 
 
-def verdict(report: ReportData) -> str:
+def verdict(report: ReportData) -> Html:
     """Return the top of the page: verdict, advice, numbers and trials."""
     kind = _KINDS.get(report.verdict.kind, report.verdict.kind)
-    tiles = "".join(
-        f"<div><dt>{escape(what)}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
+    tiles = join(
+        markup(
+            "<div><dt>{what}</dt><dd>{value}<small>{remark}</small></dd></div>", what=what, value=value, remark=remark
+        )
         for what, value, remark in facts(report)
     )
     sentence = advice(report)
-    paragraph = "" if sentence in report.verdict.text else f'<p class="advice">{sentence}</p>'
-    return (
-        f'<section class="verdict" aria-label="Verdict"><p class="kind">{escape(kind)}</p>'
-        f'<p class="text">{escape(report.verdict.text)}</p>{paragraph}</section>'
-        f'<dl class="tiles">{tiles}</dl>{trials(report)}'
+    known = sentence in report.verdict.text
+    return markup(
+        '<section class="verdict" aria-label="Verdict"><p class="kind">{kind}</p><p class="text">{text}</p>'
+        '{paragraph}</section><dl class="tiles">{tiles}</dl>{trials}',
+        kind=kind,
+        text=report.verdict.text,
+        paragraph="" if known else markup('<p class="advice">{sentence}</p>', sentence=sentence),
+        tiles=tiles,
+        trials=trials(report),
     )
 
 
-def comparison(before: ReportData, after: ReportData) -> str:
+def comparison(before: ReportData, after: ReportData) -> Html:
     """Return a table of both verdicts and their numbers, side by side."""
     second = {what: value for what, value, _ in facts(after)}
     pairs = [("Model", before.model, after.model), ("Verdict", before.verdict.kind, after.verdict.kind)]
     pairs += [(what, value, second.get(what, NONE)) for what, value, _ in facts(before)]
-    rows = "".join(
-        f'<tr><td class="word">{escape(what)}</td><td>{escape(one)}</td><td>{escape(two)}</td></tr>'
+    rows = join(
+        markup('<tr><td class="word">{what}</td><td>{one}</td><td>{two}</td></tr>', what=what, one=one, two=two)
         for what, one, two in pairs
     )
-    return _unlike(before, after) + (
-        '<div class="scroll"><table class="compared"><thead><tr><th class="word">number</th><th>before</th>'
-        f"<th>after</th></tr></thead><tbody>{rows}</tbody></table></div>"
+    return markup(
+        '{warning}<div class="scroll"><table class="compared"><thead><tr><th class="word">number</th><th>before</th>'
+        "<th>after</th></tr></thead><tbody>{rows}</tbody></table></div>",
+        warning=_unlike(before, after),
+        rows=rows,
     )
 
 
-def _unlike(before: ReportData, after: ReportData) -> str:
+def _unlike(before: ReportData, after: ReportData) -> Html:
     """Return a warning if the reports are not of one model on one input; otherwise nothing."""
     sides = [{"model": report.model, "blocks": len(report.layers) - 1, **report.settings} for report in (before, after)]
     names = ("model", "blocks", "samples", "tokens")
     pairs = [(name, *(side.get(name) for side in sides)) for name in names]
-    words = escape(", ".join(f"{name} {as_text(one)} and {as_text(two)}" for name, one, two in pairs if one != two))
-    return f"<p><strong>Not one model on one input:</strong> {words}. Differences may come from that.</p>" * bool(words)
+    words = ", ".join(f"{name} {as_text(one)} and {as_text(two)}" for name, one, two in pairs if one != two)
+    if not words:
+        return markup("")
+    return markup(
+        "<p><strong>Not one model on one input:</strong> {words}. Differences may come from that.</p>", words=words
+    )
 
 
-def settings(report: ReportData) -> str:
+def settings(report: ReportData) -> Html:
     """Return the list of settings."""
     items = [("model", report.model), *report.settings.items()]
-    rows = "".join(f"<dt>{escape(str(key))}</dt><dd>{escape(as_text(value))}</dd>" for key, value in items)
-    return f'<dl class="settings">{rows}</dl>'
+    rows = join(markup("<dt>{key}</dt><dd>{value}</dd>", key=key, value=as_text(value)) for key, value in items)
+    return markup('<dl class="settings">{rows}</dl>', rows=rows)
 
 
-def table(report: ReportData, caption: str) -> str:
+def table(report: ReportData, caption: str) -> Html:
     """Return a table with a row per layer, without the columns in which nothing was measured."""
     parts = sorted({part for layer in report.layers for part in layer.rates})
 
@@ -208,15 +226,21 @@ def table(report: ReportData, caption: str) -> str:
         ("gradient", lambda f: f.gradient_norm),
     ]
     used = [(name, get) for name, get in columns if any(finite(get(layer)) is not None for layer in report.layers)]
-    head = "".join(f"<th>{escape(name)}</th>" for name, _ in used)
-    rows = "".join(
-        f'<tr><td>{layer.index}</td><td class="word">{escape(layer.name)}</td>'
-        + "".join(f"<td>{number(get(layer))}</td>" for _, get in used)
-        + "</tr>"
+    head = join(markup("<th>{name}</th>", name=name) for name, _ in used)
+    rows = join(
+        markup(
+            '<tr><td>{index}</td><td class="word">{name}</td>{cells}</tr>',
+            index=layer.index,
+            name=layer.name,
+            cells=join(markup("<td>{cell}</td>", cell=number(get(layer))) for _, get in used),
+        )
         for layer in report.layers
     )
-    return (
-        f'<div class="scroll"><table class="layers"><caption>{escape(caption)}</caption><thead><tr><th>layer</th>'
-        f'<th class="word">module</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-        '<p class="soft">Entropy, delta, omega and |λ₂| are means over heads.</p>'
+    return markup(
+        '<div class="scroll"><table class="layers"><caption>{caption}</caption><thead><tr><th>layer</th>'
+        '<th class="word">module</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        '<p class="soft">Entropy, delta, omega and |λ₂| are means over heads.</p>',
+        caption=caption,
+        head=head,
+        rows=rows,
     )

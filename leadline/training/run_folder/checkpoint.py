@@ -158,5 +158,7 @@ def flush(path: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    if folder.exists():
+    if folder.is_symlink():  # it is not ours; what it points to stays
+        folder.unlink()
+    elif folder.exists():
         shutil.rmtree(folder)

@@ -24,7 +24,7 @@ from rich.progress import (
 
 from leadline.data.made_once import reporting
 from leadline.errors import need
-from leadline.files import whole
+from leadline.files import csv_row, open_to_append, whole
 from leadline.training.run_folder.folder import EVALUATION, PROBE, TENSORBOARD, TRAINING
 
 
@@ -165,7 +165,8 @@ class Logs:
     def _write(self, name: str, row: dict[str, Any]) -> None:
         file = self.out / name
         fresh = not file.is_file() or file.stat().st_size == 0
-        with file.open("a", encoding="utf-8", newline="") as stream:
+        row = csv_row(row)
+        with open_to_append(file) as stream:
             writer = csv.DictWriter(stream, list(row), lineterminator="\n")
             if fresh:
                 writer.writeheader()

@@ -15,8 +15,9 @@ from leadline.curing.entry import install_cure
 from leadline.curing.makes.huggingface.attention import KEY
 from leadline.curing.makes.huggingface.install import forget
 from leadline.curing.strengths import Strengths
-from leadline.errors import LeadlineError, need
+from leadline.errors import LeadlineError, excerpt, need
 from leadline.models.base import CONFIG_FILE
+from leadline.models.foreign.pretrained import check_description, load_pretrained
 from leadline.models.io import model_folder, read_config
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
@@ -63,19 +64,22 @@ def load_plain(
         attention: The attention function, unless ``options`` name one; None: what transformers chooses.
         options: Arguments of ``from_pretrained``.
     """
-    names = description.get("architectures") or []
-    if "model_type" not in description or not names:
+    names = description.get("architectures")
+    if "model_type" not in description or not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise LeadlineError(f"{folder / CONFIG_FILE} names no model_type and architectures; it is not transformers'")
     transformers = need("transformers", "hub")
-    kind = getattr(transformers, names[0], None)
-    if kind is None:
-        raise LeadlineError(f"{folder} holds a {names[0]}, which this transformers does not have; update it")
+    check_description(description, folder)
+    kind: Any = getattr(transformers, names[0], None)
+    if not hasattr(kind, "from_pretrained") or not hasattr(kind, "config_class"):
+        raise LeadlineError(
+            f"{folder} holds the class {excerpt(names[0])}, which this transformers does not have; update it"
+        )
     plain, arguments = dict(description), {"dtype": "auto", **(options or {})}
     forget(plain)
     try:
         config = kind.config_class.from_dict(plain)
         config._attn_implementation = arguments.pop("attn_implementation", attention)
-        return kind.from_pretrained(folder, config=config, local_files_only=True, **arguments)
+        return load_pretrained(kind, folder, config=config, **arguments)
     except LeadlineError:
         raise
     except Exception as error:  # transformers raises many kinds of errors for a damaged folder
