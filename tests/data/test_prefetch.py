@@ -35,8 +35,8 @@ def test_a_signal_to_all_leaves_the_step_at_hand_its_batch(monkeypatch, birth):
         time.sleep(birth * number)
         settled(number)
 
-    settled = module._left_alone
-    monkeypatch.setattr(module, "_left_alone", slow)
+    settled = module._ignore_signals
+    monkeypatch.setattr(module, "_ignore_signals", slow)
     prefetch = Prefetch(make, 2, last=40)
     prefetch(Request(0, 0, 0, 1))
     for worker in prefetch._batches._workers:
