@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from leadline.cli.console import Json
 
@@ -29,6 +28,8 @@ def bench_attention(
     as_json: Json = False,
 ) -> None:
     """Attention with carried scores, and with a dense bias, against plain flash attention and other ways to do it."""
+    from rich.progress import Progress
+
     from leadline.bench import METHODS, SUITES, bench_attention
 
     console = Console(stderr=True)

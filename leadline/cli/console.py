@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of tables for people.")]
 
@@ -17,6 +16,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines inst
 @contextmanager
 def progress_bars(console: Console, silent: bool) -> Iterator[Callable[[str, int, int | None], None]]:
     """Show a progress bar for the task that runs, on a terminal; nothing elsewhere."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the bars of transformers would break ours
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     quiet = silent or not console.is_terminal
