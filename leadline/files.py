@@ -52,7 +52,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     The files in it get ordinary permissions. If anything fails, nothing is left; what a killed process left is removed
     after a day.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    if not folder.parent.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
     for old in _drafts(folder):
         if time.time() - old.lstat().st_mtime > _DAY:
             shutil.rmtree(old, ignore_errors=True)

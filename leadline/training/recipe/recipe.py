@@ -22,6 +22,7 @@ from leadline.training.recipe.section import Count, Place, Section, Share, Span,
 from leadline.training.recipe.vision import Augment, VisionData
 
 Positive = Annotated[float, Field(gt=0)]
+Threads = Annotated[int, Field(ge=1, le=1024)]  # torch ends the process where it cannot start them
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+|[+-]\.\d+")
 
 
@@ -161,9 +162,7 @@ class Recipe(Section):
     log: Log = Log()
     norm_limit: Positive = 1e6  # a gradient norm above it counts as divergence
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = (
-        None  # of the CPU; None: torch's choice. 1 suits small models
-    )
+    threads: Threads | None = None  # CPU threads; None: torch's choice. Small models are faster with one
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0  # the range of torch.manual_seed
     out: Place | None = None  # folder of the run; ``load_recipe`` sets runs/NAME unless it is given
 
