@@ -7,9 +7,18 @@ import importlib
 from collections.abc import Iterable
 from types import ModuleType
 
+_LONGEST = 2000  # characters of a message
+
 
 class LeadlineError(ValueError):
-    """Bad input. The message is one line: what was given, what is allowed, what to do."""
+    """Bad input. The message is one line: what was given, what is allowed, what to do.
+
+    Args:
+        message: The message. Line ends and other control characters become blanks, and a very long one is cut.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 class Stopped(Exception):  # noqa: N818 - no error: it may have been asked for
@@ -21,8 +30,15 @@ class Stopped(Exception):  # noqa: N818 - no error: it may have been asked for
     """
 
     def __init__(self, message: str, code: int = 1) -> None:
-        super().__init__(message)
+        super().__init__(one_line(message))
         self.code = code
+
+
+def one_line(message: str) -> str:
+    """Return a message as one line of bounded length, whatever names and values it quotes."""
+    if len(message) > _LONGEST:
+        message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
+    return "".join(letter if letter.isprintable() else " " for letter in message)
 
 
 def unknown_name(kind: str, given: object, allowed: Iterable[str]) -> LeadlineError:

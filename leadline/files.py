@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -43,6 +45,34 @@ def whole(file: Path) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``folder`` to fill; it takes the name of ``folder``, which is missing or empty.
+
+    The files in it get ordinary permissions. If anything fails, nothing is left; what a killed process left is removed
+    after a day.
+    """
+    if not folder.parent.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    for old in _drafts(folder):
+        if time.time() - old.lstat().st_mtime > _DAY:
+            shutil.rmtree(old, ignore_errors=True)
+    new = folder.with_name(f".{folder.name[:40]}.{secrets.token_hex(8)}.new")
+    new.mkdir()
+    try:
+        yield new
+        mode = new.stat().st_mode & 0o666  # as the umask has it
+        for file in new.rglob("*"):
+            if file.is_file() and not file.is_symlink():
+                file.chmod(mode)
+        if folder.is_dir():
+            folder.rmdir()
+        os.rename(new, folder)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+
+
 def _drafts(file: Path) -> list[Path]:
     """List what earlier calls of ``whole`` left beside a file."""
     start = f".{file.name[:40]}."
@@ -62,6 +92,41 @@ def open_to_append(file: Path) -> TextIO:
         os.close(handle)
         raise OSError(errno.EINVAL, "it is no regular file", str(file))
     return open(handle, "a", encoding="utf-8", newline="")
+
+
+def read_text(file: Path, most: int = 1 << 28, errors: str = "strict") -> str:
+    """Return the text of a regular file.
+
+    Args:
+        file: The file. A link is followed.
+        most: Largest size in bytes.
+        errors: What happens to bytes that are no UTF-8, as in ``bytes.decode``.
+
+    Raises:
+        OSError: It is missing, no regular file such as a pipe, larger, or cannot be read.
+        UnicodeDecodeError: It is no UTF-8.
+    """
+    handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with open(handle, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(file))
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB", str(file))
+    return content.decode(errors=errors)
+
+
+def read_json(file: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        OSError: See ``read_text``.
+        ValueError: It is no JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(read_text(file))
+    except RecursionError:
+        raise ValueError("it has too many lists in lists") from None
 
 
 @contextmanager

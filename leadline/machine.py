@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import signal
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -28,6 +29,24 @@ def choose_device(given: str | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= count:
         raise LeadlineError(f"device is {given!r} and torch finds {count} GPU(s) here, counted from 0; give 'cuda'")
     return device
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that this process can still take, as far as the system tells."""
+    limits = [sys.maxsize]
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        limits.append(1024 * int(lines["MemAvailable"].split()[0]))
+    except (OSError, ValueError, KeyError):
+        pass
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        limits += [limit] if limit > 0 else []
+    except (ImportError, OSError):
+        pass
+    return min(limits)
 
 
 def lock(opened: int, wait: bool) -> bool:

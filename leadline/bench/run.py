@@ -16,7 +16,7 @@ from leadline.bench.measure import errors, speed
 from leadline.bench.models import MODELS, bench_model
 from leadline.bench.plot import draw
 from leadline.errors import LeadlineError, check_choice
-from leadline.files import whole
+from leadline.files import read_json, whole
 from leadline.machine import choose_device, processor, versions
 
 SUITES = ("carried", "biased", "models")
@@ -143,7 +143,7 @@ def _clear() -> None:
 def _read(out: Path | None, now: dict[str, Any]) -> dict[str, Any]:
     """What lies at ``out``, if it is a result of the same hardware and versions."""
     try:
-        before = json.loads(out.read_text()) if out is not None else {}
+        before = read_json(out) if out is not None else {}
         return before if all(before[name] == now[name] for name in now) else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import warnings
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -56,25 +57,68 @@ benchmarks.command("attention", epilog=bench.EXAMPLES)(bench.bench_attention)
 
 
 def main() -> None:
-    """Run a command. Bad input is one line and exit code 2, a run that ends early one line and its own code."""
+    """Run a command. Bad input is one line and exit code 2, a run that ends early one line and its own code.
+
+    A full disk, a closed output and too little memory are one line with exit code 1. There is never a traceback.
+    """
+    _open_standard_streams()
     warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a character that the terminal cannot show becomes a question mark
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except LeadlineError as error:
-        _print_error(error)
-        sys.exit(2)
+        _end(str(error), 2)
     except Stopped as stopped:
-        with suppress(OSError):  # the terminal may be gone
-            _print_error(stopped)
-        sys.exit(stopped.code)
+        _end(str(stopped), stopped.code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:
+        name = f" ({error.filename})" if error.filename else ""
+        _end(f"{error.strerror or error}{name}; the command ended before its time, run it again when that is mended", 1)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        _end("there is not enough memory; make the model, the batch or the text of one step smaller", 1)
 
 
-def _print_error(error: Exception) -> None:
-    Console(stderr=True).print(f"[bold red]leadline:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory could not be had, on the CPU or a GPU."""
+    words = ("allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    """Print a line and exit, also where nobody can read it."""
+    with suppress(OSError):
+        Console(stderr=True).print(f"[bold red]leadline:[/] {escape(message)}", soft_wrap=True, highlight=False)
+    _silence(sys.stdout)
+    _silence(sys.stderr)
+    sys.exit(code)
+
+
+def _silence(stream: Any) -> None:
+    """Drop what a stream could not write, so that Python does not complain of it at exit."""
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _open_standard_streams() -> None:
+    """Open closed standard streams on the null device; the next file opened would take their number otherwise."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - open until the program ends, as the next two
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def _show_warning(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from leadline.curing.makes.huggingface.folders import copy_small_files, load_pla
 from leadline.curing.strengths import Strengths
 from leadline.data.text.tokenizers import FILES, tokenizer_home
 from leadline.errors import LeadlineError
+from leadline.files import whole_folder
 from leadline.models.io import load_model, model_folder
 
 
@@ -36,8 +37,8 @@ def cure_folder(folder: str | os.PathLike[str], out: str | os.PathLike[str], **s
         The path ``out``.
 
     Raises:
-        LeadlineError: If the strengths are wrong, the checkpoint cannot be read or cured, it has this cure already, or
-            ``out`` cannot be written.
+        LeadlineError: If the strengths are wrong or do nothing, the checkpoint cannot be read or cured, it has this
+            cure already, or ``out`` cannot be written.
     """
     arguments = Strengths(**strengths)
     source, target = model_folder(folder), Path(out)
@@ -48,11 +49,13 @@ def cure_folder(folder: str | os.PathLike[str], out: str | os.PathLike[str], **s
         raise LeadlineError(f"{source} is cured already; load it with leadline.load and call leadline.uncure first")
     if KEY in description:
         _cure_ours(source, target, arguments)
+    elif not any((arguments.alpha, arguments.alpha_prime, arguments.de_escalation)):
+        raise LeadlineError("every strength is 0, which does nothing; nothing is written, give one above 0")
     else:
         model: Any = install_cure(load_plain(source, description), arguments)
-        with _all_or_nothing(target):
-            model.save_pretrained(target)
-            copy_small_files(source, target)
+        with _all_or_nothing(target) as new:
+            model.save_pretrained(new)
+            copy_small_files(source, new)
     return target
 
 
@@ -67,21 +70,19 @@ def _cure_ours(source: Path, target: Path, arguments: Strengths) -> None:
             strengths += f", de_escalation {before.de_escalation}, at {before.de_escalation_at}"
         raise LeadlineError(f"{source} has {strengths} already; give a strength that changes it")
     home = tokenizer_home(source) if hasattr(model.config, "vocab_size") else None
-    with _all_or_nothing(target):
-        model.save(target)
+    with _all_or_nothing(target) as new:
+        model.save(new)
         for name in FILES:
             if home is not None and (home / name).is_file():
-                shutil.copy2(home / name, target / name)
+                shutil.copy2(home / name, new / name)
 
 
 @contextmanager
-def _all_or_nothing(target: Path) -> Iterator[None]:
-    """Inside, a new or empty folder is filled; if that fails, its files are removed."""
+def _all_or_nothing(target: Path) -> Iterator[Path]:
+    """Yield a folder to fill, which then becomes ``target``; a failure or a kill leaves nothing there."""
     try:
-        yield
+        with whole_folder(target) as new:
+            yield new
     except (OSError, SafetensorError) as error:
-        for file in target.glob("*"):
-            with suppress(OSError):
-                file.unlink()
         why = error.strerror if isinstance(error, OSError) else error
         raise LeadlineError(f"{target} cannot be written ({why}); give another folder by --out") from error

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from leadline.errors import LeadlineError, need
+from leadline.errors import LeadlineError, Stopped, need
 
 _SHARD = re.compile(r"(.+?)-\d+-of-(\d+)(?:-[0-9a-f]+)?\.parquet$")  # such as train-00000-of-00005.parquet
 
@@ -63,6 +63,8 @@ def opened_parquet(file: Path) -> Iterator[Any]:
     try:
         with parquet.ParquetFile(file) as table:
             yield table
-    except (arrow.ArrowException, OSError) as error:
+    except (LeadlineError, Stopped):
+        raise
+    except (arrow.ArrowException, OSError, ValueError, TypeError, KeyError) as error:  # damage has many kinds of errors
         why = str(error).partition("\n")[0]
         raise LeadlineError(f"{file} cannot be read as parquet ({why}); it may be damaged or cut short") from error

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from leadline.errors import LeadlineError
-from leadline.files import opened_to_lock
+from leadline.files import opened_to_lock, read_json
 from leadline.machine import lock
 
 T = TypeVar("T")
@@ -113,7 +113,7 @@ def _usable(target: Path, whole: Callable[[Path], bool]) -> bool:
             "give another folder by data.cache=FOLDER in the recipe, or by $LEADLINE_CACHE"
         )
     try:
-        before = json.loads((target / _FINGERPRINT).read_text())
+        before = read_json(target / _FINGERPRINT)
     except (OSError, ValueError):
         return False  # of an earlier version, or damaged
     return bool(before == _fingerprint(target)) and whole(target)

@@ -7,7 +7,6 @@ is damaged and is skipped. ``leadline.training.run_folder.checkpoint`` writes ch
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import warnings
@@ -15,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from leadline.errors import LeadlineError
+from leadline.errors import LeadlineError, excerpt
+from leadline.files import read_json
 
 MANIFEST, STATE = "manifest.json", "state.json"
 REPLACED = ".replaced-"  # prefix of a checkpoint while another one of the same step takes its place
@@ -51,7 +52,10 @@ class Saved:
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Load the tensors in its file ``name``.safetensors; an empty dictionary if there is no such file."""
         file = self.folder / f"{name}.safetensors"
-        return load_file(file) if file.is_file() else {}
+        try:
+            return load_file(file) if file.is_file() else {}
+        except (SafetensorError, OSError, ValueError) as error:
+            raise LeadlineError(f"{file} cannot be read ({error}); remove its checkpoint") from error
 
 
 def listed(out: Path) -> list[tuple[int, Path]]:
@@ -77,7 +81,7 @@ def check(folder: Path) -> Saved:
         LeadlineError: If the checkpoint is damaged.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = read_json(folder / MANIFEST)
         for name, expected in manifest["files"].items():
             file = folder / name
             if not file.is_file():
@@ -87,7 +91,7 @@ def check(folder: Path) -> Saved:
                 raise LeadlineError(f"{file} has {size} bytes instead of {expected['size']}")
             if digest(file) != expected["sha256"]:
                 raise LeadlineError(f"{file} is not what was written")
-        return Saved(folder, manifest["step"], json.loads((folder / STATE).read_text()))
+        return Saved(folder, _step(manifest, folder), read_state(folder))
     except FileNotFoundError as error:
         raise LeadlineError(f"{error.filename} is missing") from error
     except PermissionError as error:
@@ -98,6 +102,28 @@ def check(folder: Path) -> Saved:
         if isinstance(error, LeadlineError):
             raise
         raise LeadlineError(f"{folder / MANIFEST} cannot be read") from error
+
+
+def _step(manifest: dict[str, Any], folder: Path) -> int:
+    """Return the step that a manifest names, which must be a whole number."""
+    if type(manifest["step"]) is not int or manifest["step"] < 0:
+        raise LeadlineError(f"{folder / MANIFEST} has the step {excerpt(manifest['step'])}, which is no whole number")
+    return manifest["step"]
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Return the content of state.json, a mapping whose score, if any, is a number.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is damaged.
+    """
+    state = read_json(folder / STATE)
+    score = state.get("score") if isinstance(state, dict) else "missing"
+    number = isinstance(score, (int, float)) and not isinstance(score, bool)
+    if not isinstance(state, dict) or not (score is None or number):
+        raise LeadlineError(f"{folder / STATE} is no mapping with a number as its score")
+    return state
 
 
 def newest(out: Path) -> Saved | None:

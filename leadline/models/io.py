@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from leadline.errors import LeadlineError, unknown_name
+from leadline.files import read_json
 from leadline.models.base import CONFIG_FILE, WEIGHTS_FILE, Model
 from leadline.models.checkpoints import MANIFEST, check, find_checkpoint, listed
 from leadline.models.registry import FAMILIES, make_config
@@ -109,7 +109,9 @@ def read_config(folder: Path) -> Any:
     """Return the content of the config.json of a model, ours or that of another library."""
     file = folder / CONFIG_FILE
     try:
-        return json.loads(file.read_text())
+        return read_json(file)
+    except OSError as error:
+        raise LeadlineError(f"{file} cannot be read ({error.strerror}); have its owner permit it") from error
     except ValueError as error:
         raise LeadlineError(f"{file} is not JSON ({error}); it is damaged, save the model again") from error
 

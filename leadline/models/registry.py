@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from leadline.errors import unknown_name
+import torch
+
+from leadline.errors import LeadlineError, unknown_name
+from leadline.machine import free_memory
 from leadline.models.base import Model
 from leadline.models.bert import Bert
 from leadline.models.gpt2 import GPT2
@@ -14,6 +17,7 @@ from leadline.models.table import MODELS
 from leadline.models.transformer_xl import TransformerXL
 from leadline.models.vit import ViT
 
+_SMALL = 50_000_000  # parameters, roughly: models below it are built without a question
 # by the name that saved models have in config.json
 FAMILIES: dict[str, type[Model]] = {family.Config.family: family for family in (ViT, GPT2, Llama, Bert, TransformerXL)}
 
@@ -38,7 +42,28 @@ def create_model(name: str, **overrides: Any) -> Model:
         raise unknown_name("model", name, MODELS)
     config, settings, _ = MODELS[name]
     family = FAMILIES[config.family]
-    return family(make_config(family, {**settings, **overrides}))
+    made = make_config(family, {**settings, **overrides})
+    _check_memory(name, family, made)
+    return family(made)
+
+
+def _check_memory(name: str, family: type[Model], config: Any) -> None:
+    """Raise for a model whose weights are larger than the memory that is free, before they fill it."""
+    rough = config.depth * config.dim * (config.dim + (config.ffn or 0)) + config.dim * getattr(config, "vocab_size", 0)
+    if rough < _SMALL or torch.get_default_device().type != "cpu":
+        return
+    with torch.device("meta"):
+        try:
+            size = sum(weight.numel() * weight.element_size() for weight in family(config).parameters())
+        except RuntimeError as error:  # a number of elements beyond 64 bits
+            raise LeadlineError(
+                f"{name} would be larger than any memory; make dim, ffn or the vocabulary smaller"
+            ) from error
+    if size > (free := free_memory()):
+        raise LeadlineError(
+            f"{name} with these options has {size / 1e9:.3g} GB of weights and {free / 1e9:.3g} GB of memory are free; "
+            "make depth, dim, ffn or the vocabulary smaller"
+        )
 
 
 def make_config(family: type[Model], settings: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Protocol, Union, get_args, get_origin, get_type_hints
 
-from leadline.errors import LeadlineError, check_choice
+from leadline.errors import LeadlineError, check_choice, excerpt
 
 _NAMES = {
     bool: "true or false",
@@ -23,6 +23,8 @@ _NAMES = {
 _CHOICES = dict.fromkeys(("learnable_alpha", "learnable_alpha_prime"), "'layer' or 'head'")
 _SHARES = ("drop_path", "alpha", "alpha_prime")
 _NOT_BELOW_ZERO = ("norm_eps", "solver_tolerance")
+DEEPEST = 2_000  # blocks; each costs time and memory even without weights
+_LARGEST = 2**31 - 1  # of other whole numbers
 SITES = ("block-end", "ffn-input", "attention-input")  # of de-escalation
 # Names of the rules in leadline.nn.residual, which needs torch, and whether a model norms the stream once at its end.
 RULES = {"pre": True, "post": False, "none": False}
@@ -151,11 +153,13 @@ def check_options(config: type[Config], given: Mapping[str, Any], prefix: str = 
             allowed = _CHOICES.get(name) or " or ".join(
                 _NAMES[get_origin(kind) or kind] for kind in kinds if kind is not NoneType
             )
-            raise LeadlineError(f"{prefix}{name} is {value!r}, which has the wrong type; it must be {allowed}")
+            raise LeadlineError(f"{prefix}{name} is {excerpt(value)}, which has the wrong type; it must be {allowed}")
         if value is None:
             continue
         if int in kinds and value < (low := 0 if name in config.from_zero else 1):
             raise LeadlineError(f"{prefix}{name} is {value}; it must be at least {low}")
+        if int in kinds and value > (most := DEEPEST if name == "depth" else _LARGEST):
+            raise LeadlineError(f"{prefix}{name} is {excerpt(value)}; it must be at most {most:,}")
         if name in _NOT_BELOW_ZERO and value < 0:
             raise LeadlineError(f"{prefix}{name} is {value}; it must be at least 0")
         if (name in _SHARES or name.endswith("dropout")) and not 0 <= value < 1:

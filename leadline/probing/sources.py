@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,13 @@ from leadline.data import load_digits
 from leadline.data.hub import quiet_hub
 from leadline.data.text.tokenizers import load_tokenizer, tokenizer_home
 from leadline.errors import LeadlineError, need, unknown_name
+from leadline.files import read_json
 from leadline.loading import load
 from leadline.models import MODELS, create_model
 from leadline.models.base import Model
 from leadline.models.foreign.pretrained import check_description, load_pretrained, load_tokenizer_of
 from leadline.models.io import model_folder
+from leadline.nn.options import DEEPEST
 
 Inputs = dict[str, Any] | Tensor
 
@@ -69,8 +70,8 @@ def open_model(
     Raises:
         LeadlineError: If the model cannot be opened, or an argument does not apply to it.
     """
-    if depth is not None and depth < 1:
-        raise LeadlineError(f"depth is {depth}; it must be at least 1")
+    if depth is not None and not 1 <= depth <= DEEPEST:
+        raise LeadlineError(f"depth is {depth}; it must be at least 1 and at most {DEEPEST:,}")
     if pretrained is None and spec is not None and Path(spec).is_dir():
         spec, pretrained = None, spec
     with torch.random.fork_rng(devices=[]):
@@ -233,7 +234,7 @@ def _from_file(spec: str, depth: int | None) -> tuple[nn.Module, Any]:
 def _from_folder(path: Path, spec: str | None) -> tuple[nn.Module, Any]:
     folder = model_folder(path)
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "config.json")
     except (OSError, ValueError) as error:
         raise LeadlineError(f"{folder} is no checkpoint: it has no readable config.json") from error
     if not isinstance(config, dict):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, is_dataclass
+from dataclasses import fields as fields_of
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+from leadline import files
 from leadline.errors import LeadlineError, excerpt
 from leadline.report import layers as report_data
 from leadline.report.layers import Distribution, Heatmap
@@ -33,19 +34,11 @@ def read_text(path: str | os.PathLike[str]) -> str:
     Raises:
         LeadlineError: It is missing, no regular file, too large, or no UTF-8.
     """
-    file = Path(path)
     try:
-        with open(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as stream:  # a pipe must not wait
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise LeadlineError(f"{file} is no regular file; give a report that was saved as .json")
-            content = stream.read(LARGEST_FILE + 1)
-        if len(content) > LARGEST_FILE:
-            raise LeadlineError(
-                f"{file} is larger than {LARGEST_FILE >> 20} MiB; give a report that was saved as .json"
-            )
-        return content.decode()
+        return files.read_text(Path(path), LARGEST_FILE)
     except (OSError, UnicodeDecodeError) as error:
-        raise LeadlineError(f"{file} cannot be read; give a report that was saved as .json") from error
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise LeadlineError(f"{path} cannot be read ({why}); give a report that was saved as .json") from error
 
 
 def parse(text: str, kind: type[T]) -> T:
@@ -124,7 +117,7 @@ def _build_record(kind: Any, value: Any, where: str) -> Any:
         raise _wrong(where, value, "a mapping")
     hints, prefix = typing.get_type_hints(kind, vars(report_data)), f"{where}." if where else ""
     built = {}
-    for field in fields(kind):
+    for field in fields_of(kind):
         if field.name in value:
             built[field.name] = _build(hints[field.name], value[field.name], f"{prefix}{field.name}")
         elif field.default is MISSING and field.default_factory is MISSING:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from leadline.errors import LeadlineError, check_choice
-from leadline.files import whole
+from leadline.files import read_json, whole
 from leadline.machine import choose_device
 from leadline.models.base import CONFIG_FILE
 from leadline.models.checkpoints import STATE, Saved, check, find_checkpoint
@@ -153,7 +153,7 @@ def _task_for(folder: Path) -> type[Task]:
     if not file.is_file():
         raise LeadlineError(f"{folder} has no {CONFIG_FILE}: its model is not ours, evaluate it where it was made")
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json(file)
     except (OSError, ValueError) as error:
         raise LeadlineError(f"{file} cannot be read ({error}); it is damaged, save the model again") from error
     config = config if isinstance(config, dict) else {}

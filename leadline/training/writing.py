@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from torch import nn
 from leadline.anatomy.calling import first_line
 from leadline.data.text.tokenizers import FILE, Tokenizer, load_tokenizer, tokenizer_home
 from leadline.errors import LeadlineError, need
+from leadline.files import read_json
 from leadline.loading import load
 from leadline.machine import choose_device
 from leadline.models import TransformerXL, convert
@@ -119,7 +119,7 @@ def _decoded(stream: Iterator[torch.Tensor], tokenizer: Tokenizer, before: list[
 def _model(folder: Path) -> Any:
     """Load the model in a folder, ours or one of transformers, which is converted."""
     try:
-        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        config = read_json(folder / CONFIG_FILE)
     except (OSError, ValueError) as error:
         raise LeadlineError(f"{folder / CONFIG_FILE} cannot be read ({error})") from error
     if not isinstance(config, dict):

@@ -195,7 +195,7 @@ def test_files_that_are_no_report(tmp_path, monkeypatch):
         with pytest.raises(LeadlineError, match="no report"):
             read_report(file)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(LeadlineError, match="no regular file"):
+    with pytest.raises(LeadlineError, match=r"cannot be read \(it is no regular file\)"):
         read_report(tmp_path / "pipe")
     file.write_text(good)
     monkeypatch.setattr(schema, "LARGEST_FILE", 1000)

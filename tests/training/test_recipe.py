@@ -67,7 +67,7 @@ LEAST = {"model": {"name": "vit_tiny"}, "data": {"name": "digits"}, "length": 3}
         ({"data": "digits"}, "^data is 'digits'; it has keys of its own, write data.KEY=value$"),
         ({"model": "vit_tiny"}, "^model is 'vit_tiny'; it has keys of its own, write model.KEY=value$"),
         ({"schedule": "cosine"}, "^schedule is 'cosine'; it has keys of its own"),
-        ({"length": "1e12"}, "length: '1e12' is too long; give at most 1,000,000,000"),
+        ({"length": "1e12"}, "length: '1e12' is no span; write a number up to 1,000,000,000"),
         ({"schedule": {"warmup": "1e400"}}, "schedule.warmup: '1e400' is no span"),
         ({"seed": 2**63}, "seed is 9223372036854775808: input should be less than"),
         ({"model": {"name": "vit_tiny", "alpha": [0.5]}}, r"model.alpha is \[0.5\], which has the wrong type"),

@@ -24,6 +24,7 @@ from leadline.data.text.tokenizers import (
     save_tokenizer,
 )
 from leadline.errors import LeadlineError
+from leadline.files import read_json
 
 _FORMAT = 4  # changes when what is stored changes
 _VOCABULARIES = {"word": 2, "bpe": 1}  # the same for vocabularies, by kind
@@ -111,7 +112,7 @@ def encode_text(text: str, tokenizer: Tokenizer) -> TokenText:
 
 
 def _load(folder: Path) -> TokenText:
-    sizes = json.loads((folder / _SIZES).read_text(encoding="utf-8"))
+    sizes = read_json(folder / _SIZES)
     return TokenText(np.load(folder / _TOKENS, mmap_mode="r"), Sizes(**sizes))
 
 

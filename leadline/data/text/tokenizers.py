@@ -15,7 +15,7 @@ import numpy as np
 
 from leadline.data.hub import quiet_hub
 from leadline.errors import LeadlineError, need
-from leadline.files import whole
+from leadline.files import read_text, whole
 
 FILE = "tokenizer.json"  # in the format of transformers for byte-pair encodings, in ours for the other kinds
 FILES = (FILE, "vocab.json", "merges.txt")  # what may lie beside a model
@@ -237,9 +237,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             return _from_pairs(*pairs)
         raise LeadlineError(f"{file} does not exist; give a folder that holds a tokenizer")
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
         content = json.loads(text)
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LeadlineError(f"{file} is not JSON ({error}); it is damaged") from error
     ours = content.get("leadline") if isinstance(content, dict) else None
     if ours == "byte":

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from leadline.errors import LeadlineError
-from leadline.files import csv_row, whole
+from leadline.files import csv_row, read_json, whole
 from leadline.machine import processor, versions
 from leadline.papers.shared.entry import Entry, Result, claims_as_dicts
 from leadline.papers.shared.plots import save
@@ -56,7 +56,7 @@ def finished(entry: Entry, setting: Mapping[str, Any], folder: Path) -> dict[str
 def read(folder: Path) -> dict[str, Any] | None:
     """Return the summary in ``folder``, or None if it is missing or incomplete."""
     try:
-        summary = json.loads((folder / SUMMARY).read_text())
+        summary = read_json(folder / SUMMARY)
     except (OSError, ValueError):
         return None
     return summary if isinstance(summary, dict) and summary.keys() >= _KEYS else None

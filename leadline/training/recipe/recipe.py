@@ -9,20 +9,21 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from leadline.errors import LeadlineError, unknown_name
+from leadline.errors import LeadlineError, excerpt, unknown_name
+from leadline.files import read_text
 from leadline.models.table import MODELS
 from leadline.nn.config import check_options
 from leadline.training.recipe.complaints import explain
 from leadline.training.recipe.language import TextData
+from leadline.training.recipe.plain_yaml import read_yaml
 from leadline.training.recipe.section import Count, Place, Section, Share, Span, refuse_idle
 from leadline.training.recipe.vision import Augment, VisionData
 
 Positive = Annotated[float, Field(gt=0)]
+Threads = Annotated[int, Field(ge=1, le=1024)]  # torch ends the process where it cannot start them
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+|[+-]\.\d+")
-_LONGEST = 10**9  # epochs or steps; at a millisecond per step that many steps take 12 days
 
 
 class ModelSection(BaseModel):
@@ -50,8 +51,8 @@ class Optimizer(Section):
     name: Literal["adamw", "adam"] = "adamw"
     lr: Annotated[float, Field(ge=1e-30, le=1e30)] = 1e-3  # float32 represents little more
     betas: tuple[Share, Share] = (0.9, 0.999)
-    eps: Annotated[float, Field(ge=1e-30)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.05
+    eps: Annotated[float, Field(ge=1e-30, le=1e30)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, le=1e30)] = 0.05
 
 
 class Schedule(Section):
@@ -161,7 +162,7 @@ class Recipe(Section):
     log: Log = Log()
     norm_limit: Positive = 1e6  # a gradient norm above it counts as divergence
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: Count | None = None  # CPU threads; None: torch's choice. Small models are faster with one
+    threads: Threads | None = None  # CPU threads; None: torch's choice. Small models are faster with one
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0  # the range of torch.manual_seed
     out: Place | None = None  # folder of the run; ``load_recipe`` sets runs/NAME unless it is given
 
@@ -175,8 +176,6 @@ class Recipe(Section):
     def _absolute(cls, length: Span) -> Span:
         if length.unit == "%":
             raise ValueError(f"{length.text!r} is a share; give epochs or steps")
-        if length.number > _LONGEST:
-            raise ValueError(f"{length.text!r} is too long; give at most {_LONGEST:,} epochs or steps")
         return length
 
     @model_validator(mode="after")
@@ -204,24 +203,6 @@ def _above_zero(span: Span) -> Span:
 _PLACES = ("out", "data.path", "data.cache")
 
 
-class _Plain(yaml.SafeLoader):
-    """A YAML loader that reads dates as text, since a folder may be named so, and refuses repeated keys."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        merge = "tag:yaml.org,2002:merge"  # keys merged by ``<<`` may be given again
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
-        repeated = sorted({str(key) for key in keys if keys.count(key) > 1})
-        if repeated:
-            raise yaml.constructor.ConstructorError(problem=f"{', '.join(repeated)} comes twice{node.start_mark}")
-        return super().construct_mapping(node, deep)
-
-
-_Plain.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
 def load_recipe(file: str | os.PathLike[str], settings: Iterable[str] = ()) -> Recipe:
     """Read a recipe from a YAML file.
 
@@ -244,9 +225,12 @@ def load_recipe(file: str | os.PathLike[str], settings: Iterable[str] = ()) -> R
             raise unknown_name(f"recipe in {path.parent}", path.name, near)
         raise LeadlineError(f"{path} does not exist; give a recipe, such as recipes/smoke_digits.yaml")
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _Plain)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise LeadlineError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        text = read_text(path)
+    except UnicodeDecodeError as error:
+        raise LeadlineError(f"{path} is not YAML: {error}") from error
+    except OSError as error:
+        raise LeadlineError(f"{path} cannot be read ({error.strerror}); give a recipe that you may read") from error
+    tree = read_yaml(text, str(path))
     if not isinstance(tree, dict):
         raise LeadlineError(f"{path} holds no mapping; a recipe has the sections model, data, length and more")
     for setting in settings:
@@ -325,10 +309,7 @@ def _apply(tree: dict[str, Any], setting: str) -> None:
     if key in _PLACES and text[:1] not in ("", "'", '"', "~") and text != "null":
         tree[last] = text  # a folder's name, even where YAML would see a number
         return
-    try:
-        tree[last] = yaml.load(text, _Plain)
-    except yaml.YAMLError as error:
-        raise LeadlineError(f"the value of {key} is not YAML: {text!r}; put quotes around it") from error
+    tree[last] = read_yaml(text, f"the value {excerpt(text)} of {key}")
 
 
 def _check_model(recipe: Recipe) -> None:

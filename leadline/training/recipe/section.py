@@ -11,9 +11,12 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import core_schema
 
+from leadline.errors import excerpt
+
 Place = Annotated[str, AfterValidator(os.path.expanduser)]  # a file or folder; ~ is the user's own
 Share = Annotated[float, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+LONGEST = 10**9  # epochs or steps; at a millisecond per step that many steps take 12 days
 _SPAN = re.compile(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*(epochs?|steps?|%)?\s*")
 
 
@@ -68,11 +71,11 @@ class Span:
         text = str(given)
         match = None if isinstance(given, bool) else _SPAN.fullmatch(text)
         if match is None:
-            raise ValueError(f"{given!r} is no span; write 5 (epochs), '300 steps' or '10 %'")
+            raise ValueError(f"{excerpt(given)} is no span; write 5 (epochs), '300 steps' or '10 %'")
         self.text: str = text.strip()
         self.number = float(match[1])
-        if math.isinf(self.number):
-            raise ValueError(f"{given!r} is no span; write a smaller number")
+        if self.number > LONGEST:
+            raise ValueError(f"{excerpt(given)} is no span; write a number up to {LONGEST:,}")
         unit = (match[2] or "epochs").rstrip("s")
         self.unit: Literal["epoch", "step", "%"] = "%" if unit == "%" else "step" if unit == "step" else "epoch"
 

@@ -22,13 +22,13 @@ class VisionData(Section):
 
     name: Literal["cifar10", "cifar100", "imagenet", "folder", "digits"]
     path: Place | None = None
-    image_size: Annotated[int, Field(ge=1)] | None = None  # None: as stored; ImageNet and folders 224
+    image_size: Annotated[int, Field(ge=1, le=8192)] | None = None  # None: as stored; ImageNet and folders 224
     valid: Share = 0.0
-    limit: Annotated[int, Field(ge=1)] | None = None  # number of training images; None: all
+    limit: Annotated[int, Field(ge=1, le=10**12)] | None = None  # number of training images; None: all
     mean: tuple[float, ...] | None = None  # None: the data set's own
     std: tuple[Annotated[float, Field(ge=1e-4)], ...] | None = None  # of pixels in [0, 1]
     store: Literal["auto", "memory", "workers"] = "auto"
-    workers: Annotated[int, Field(ge=0)] | None = None  # None: most of the cores
+    workers: Annotated[int, Field(ge=0, le=1024)] | None = None  # None: most of the cores
     cache: Place | None = None  # None: $LEADLINE_CACHE or ~/.cache/leadline
 
     @model_validator(mode="after")
@@ -45,13 +45,13 @@ class Augment(Section):
 
     flip: bool = False
     crop: Literal["none", "pad", "resized"] = "none"
-    padding: Annotated[int, Field(ge=1)] = 4
+    padding: Annotated[int, Field(ge=1, le=1024)] = 4
     scale: tuple[Part, Part] = (0.08, 1.0)
     ratio: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (3 / 4, 4 / 3)
     rand_augment: str | None = None  # timm's name, such as rand-m9-mstd0.5
     erase: Part = 0.0
-    mixup: Annotated[float, Field(ge=0)] = 0.0
-    cutmix: Annotated[float, Field(ge=0)] = 0.0
+    mixup: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    cutmix: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     mix_prob: Part = 1.0
     switch_prob: Part = 0.5
 

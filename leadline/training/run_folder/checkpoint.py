@@ -21,7 +21,6 @@ from leadline.files import save_tensors, whole
 from leadline.models.checkpoints import (
     MANIFEST,
     REPLACED,
-    STATE,
     Saved,
     UnreadableError,
     best_of,
@@ -29,6 +28,7 @@ from leadline.models.checkpoints import (
     digest,
     find_checkpoint,
     listed,
+    read_state,
 )
 
 NEW, OLD, DAMAGED = ".new-", ".old-", "damaged-"  # before a checkpoint's name: being written, being deleted, unreadable
@@ -99,7 +99,7 @@ def prune(out: Path, keep: int) -> None:
     readable = []
     for step, folder in listed(out):
         try:
-            readable.append(Saved(folder, step, json.loads((folder / STATE).read_text())))
+            readable.append(Saved(folder, step, read_state(folder)))
         except (OSError, ValueError):
             continue
     best = best_of(readable)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +12,11 @@ from typing import Any, NamedTuple
 import yaml
 
 from leadline.errors import LeadlineError, Stopped
-from leadline.files import whole
+from leadline.files import read_json, read_text, whole
 from leadline.machine import lock
 from leadline.models.checkpoints import Saved, listed, newest
 from leadline.training.recipe import Recipe, differences, of_earlier, parse_recipe
+from leadline.training.recipe.plain_yaml import read_yaml
 from leadline.training.run_folder.checkpoint import flush, set_aside, write_json
 
 RECIPE, SUMMARY = "recipe.yaml", "summary.json"
@@ -116,8 +116,8 @@ def _recipe_before(out: Path, recipe: Recipe) -> Recipe | None:
     """Return the recipe that the folder holds, if any; raise if it differs in more than the ``FREE`` keys."""
     file = out / RECIPE
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        tree = read_yaml(read_text(file), str(file)) if file.is_file() else None
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is damaged"
         raise LeadlineError(f"{file} cannot be read ({reason}); give another out=") from error
     if not isinstance(tree, dict):
@@ -220,7 +220,7 @@ def write_summary(out: Path, summary: dict[str, Any]) -> None:
 def _read_object(file: Path) -> dict[str, Any]:
     """Read a JSON object; empty if the file is missing, damaged or holds something else."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

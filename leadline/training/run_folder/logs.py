@@ -24,7 +24,7 @@ from rich.progress import (
 
 from leadline.data.made_once import reporting
 from leadline.errors import need
-from leadline.files import csv_row, open_to_append, whole
+from leadline.files import csv_row, open_to_append, read_text, whole
 from leadline.training.run_folder.folder import EVALUATION, PROBE, TENSORBOARD, TRAINING
 
 
@@ -35,7 +35,7 @@ def cut(file: Path, step: int) -> None:
     """
     if not file.is_file():
         return
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    lines = read_text(file, errors="replace").splitlines(keepends=True)
     remaining = lines[:1]
     head = next(csv.reader(remaining), [])
     column = head.index("step") if "step" in head else 0

@@ -97,6 +97,8 @@ def load(step: Step, saved: Saved | None) -> dict[str, Any]:
         LeadlineError: The checkpoint lacks a weight of this model.
     """
     main, weights = step.processes.main, step.weights
+    if saved is not None:
+        _check_state(saved)
     state = step.processes.agree(saved.state if saved is not None else None)
     assert state is not None
 
@@ -121,6 +123,21 @@ def load(step: Step, saved: Saved | None) -> dict[str, Any]:
     step.sums = torch.tensor(list(state["sums"].values()), dtype=torch.float64, device=step.device)
     _load_carry(step, saved)
     return state
+
+
+def _check_state(saved: Saved) -> None:
+    """Check the types of what ``load`` reads from state.json."""
+    numbers = {name: saved.state.get(name) for name in ("step", "scale", "good_steps")}
+    sums = saved.state.get("sums")
+    wrong = [name for name, value in numbers.items() if not _number(value)]
+    if not isinstance(sums, dict) or not all(map(_number, sums.values())):
+        wrong.append("sums")
+    if wrong:
+        raise LeadlineError(f"{saved.folder / STATE} lacks {', '.join(wrong)} or holds them in another form; remove it")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2**63
 
 
 def _file(folder: Path, name: str) -> Path:

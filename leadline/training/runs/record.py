@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leadline.errors import LeadlineError
-from leadline.files import whole
+from leadline.files import read_json, whole
 from leadline.probing import DepthReport
 from leadline.report.layers import LayerData
 from leadline.training.run_folder.logs import read_rows
@@ -64,7 +64,7 @@ class Record:
 def read(file: Path, name: str) -> Record | None:
     """Read the record of the job ``name``; None if there is none, or it is damaged."""
     try:
-        return Record(name, json.loads(file.read_text()))
+        return Record(name, read_json(file))
     except (OSError, ValueError):
         return None
 

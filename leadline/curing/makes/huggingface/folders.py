@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from dataclasses import fields
@@ -16,6 +15,7 @@ from leadline.curing.makes.huggingface.attention import KEY
 from leadline.curing.makes.huggingface.install import forget
 from leadline.curing.strengths import Strengths
 from leadline.errors import LeadlineError, excerpt, need
+from leadline.files import read_json
 from leadline.models.base import CONFIG_FILE
 from leadline.models.foreign.pretrained import check_description, load_pretrained
 from leadline.models.io import model_folder, read_config
@@ -26,7 +26,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", "
 def is_cured_folder(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder holds a cured transformers model: its config.json has a mapping under "leadline"."""
     try:
-        return isinstance(json.loads((Path(folder) / CONFIG_FILE).read_text()).get(KEY), dict)
+        return isinstance(read_json(Path(folder) / CONFIG_FILE).get(KEY), dict)
     except (OSError, ValueError, AttributeError):
         return False
 
