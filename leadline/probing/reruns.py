@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leadline.anatomy.blocks import stream_in, stream_out
+from leadline.anatomy.streams import stream_in, stream_out
 from leadline.errors import LeadlineError
 
 Forward = Callable[[], Any]
