@@ -73,6 +73,20 @@ class Yardstick:
         values = values.flatten(1) if values.ndim > 1 else values[:, None]
         return _mean(values, self._real(values))
 
+    def lens(self, output: Any) -> tuple[Tensor, Tensor]:
+        """Compare predictions with the whole model's: KL(whole || output) and whether the first choices agree.
+
+        Returns:
+            The divergence of each sample (B,), and the agreement of all real predictions (k,), both on the CPU.
+        """
+        assert self.logits is not None
+        other = find_logits(self.model, output)
+        assert other is not None
+        values = _chunked(_divergence, self.logits, other)
+        agrees = (other.argmax(-1).to(self.logits.device) == self.logits.argmax(-1)).cpu().reshape(values.shape)
+        real = self._real(values)
+        return _mean(values, real), agrees.flatten() if real is None else agrees[real.cpu()]
+
     def _real(self, values: Tensor) -> Tensor | None:
         """Which of the values (B, n) are of real tokens."""
         if self.mask is None or self.mask.shape != values.shape:
@@ -110,6 +124,37 @@ class Yardstick:
             f"the model's own loss is {own.item():.4g} and the cross-entropy of its logits {values}; "
             "leave the labels out to compare output distributions instead"
         )
+
+
+def make_yardstick(
+    model: nn.Module, whole: Any, labels: Tensor | None, mask: Tensor | None
+) -> tuple[Yardstick | None, str | None]:
+    """Return the best yardstick that the output allows, and why it is not a better one, if it is not.
+
+    Args:
+        model: The model.
+        whole: Its output on the batch.
+        labels: Classes (B,), tokens (B, n), or None.
+        mask: (B, n), True = a real token, or None.
+    """
+    try:
+        return Yardstick(model, whole, labels, mask), None
+    except LeadlineError as error:
+        reason = str(error)
+    if labels is None:
+        return None, reason
+    yardstick, other = make_yardstick(model, whole, None, mask)
+    return yardstick, reason if other is None else other
+
+
+def as_initialised(model: nn.Module) -> bool:
+    """Whether the weights look as initialised: the weights and biases of all norms are constant.
+
+    Any training moves them. A model without such weights counts as trained.
+    """
+    norms = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
+    weights = [weight for norm in norms for weight in norm.parameters(recurse=False)]
+    return bool(weights) and all(bool((weight == weight.flatten()[0]).all()) for weight in weights)
 
 
 def find_logits(model: nn.Module, output: Any) -> Tensor | None:

@@ -47,6 +47,7 @@ class Reruns:
     budget: float = 2**31
     visits: list[Visit] = field(default_factory=list, init=False)
     output: Any = field(default=None, init=False)  # of the whole pass
+    entry: Tensor | None = field(default=None, init=False)  # a copy of the stream that entered the first call
     partial: bool = field(default=False, init=False)  # whether stored streams may take the place of computation
     cost: float = field(default=0.0, init=False)  # forward passes so far, a part of one by its share of the calls
 
@@ -64,6 +65,19 @@ class Reruns:
         first = min(calls, default=len(self.visits)) if self.partial else 0
         return self._run(first, frozenset(calls))
 
+    def streams(self) -> list[Tensor | None]:
+        """The stream that entered the first call and those that left each, as the whole pass had them."""
+        return [self.entry, *(stream_out(visit.output) for visit in self.visits)]
+
+    def ended_by(self, stream: Tensor | None, blank: bool = False) -> Any:
+        """The model's output when all calls are replayed and the last one returns another stream.
+
+        Args:
+            stream: What the last call returns; None: what it returned in the whole pass.
+            blank: Let the other calls return zeros.
+        """
+        return self._run(len(self.visits), frozenset(), stream, blank)
+
     def _whole(self) -> Any:
         stored = 0.0
 
@@ -71,6 +85,8 @@ class Reruns:
             nonlocal stored
             x = stream_in(args, kwargs)
             shape = None if x is None else x.shape
+            if self.entry is None and x is not None:
+                self.entry = x.detach().clone()
             output = original(*args, **kwargs)
             y = stream_out(output)
             tensors = list(_tensors(output))
@@ -95,8 +111,11 @@ class Reruns:
         pairs = zip(_tensors(again), _tensors(self.output), strict=False)
         return all(torch.equal(one, other) or _both_nan(one, other) for one, other in pairs)
 
-    def _run(self, first: int, left_out: frozenset[int]) -> Any:
-        """One pass: calls before ``first`` are replayed, those ``left_out`` return the stream that enters them."""
+    def _run(self, first: int, left_out: frozenset[int], end: Tensor | None = None, blank: bool = False) -> Any:
+        """One pass: calls before ``first`` are replayed, those ``left_out`` return the stream that enters them.
+
+        ``end`` and ``blank`` are those of ``ended_by``.
+        """
         count = 0
 
         def decide(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
@@ -106,8 +125,15 @@ class Reruns:
                 raise _other_order()
             visit = self.visits[call]
             if call < first:
-                devices = iter(visit.devices)
-                return _mapped(visit.output, lambda t: t.to(next(devices), copy=True))
+                devices, last = iter(visit.devices), call == len(self.visits) - 1
+                stream = stream_out(visit.output)
+
+                def replayed(t: Tensor) -> Tensor:
+                    t = end if last and end is not None and t is stream else t
+                    t = t.to(next(devices), copy=True)
+                    return torch.zeros_like(t) if blank and not last else t
+
+                return _mapped(visit.output, replayed)
             if call not in left_out:
                 return run(*args, **kwargs)
             x = stream_in(args, kwargs)

@@ -116,7 +116,6 @@ class DepthUse:
     rank_correlation: float | None = None  # Spearman's, of block influence with measured removal
     samples: int = 0
     forwards: float = 0.0  # passes that it took
-    initialised: bool = False  # weights as initialised, so that the output means nothing
     notes: list[str] = field(default_factory=list)  # what could not be measured, and why
 
 
@@ -137,6 +136,8 @@ class Verdict:
     rank_collapse: bool = False  # the tokens end with hardly more than one direction
     entropy_collapse: list[int] = field(default_factory=list)  # layers whose queries attend to almost one token each
     notes: list[str] = field(default_factory=list)  # what is no illness, such as massive tokens and channels
+    before_robust: list[float] = field(default_factory=list)  # as ``before``, the robust similarity
+    initialised: bool = False  # the weights are as initialised, so that the output means nothing
 
     def __str__(self) -> str:
         return self.text

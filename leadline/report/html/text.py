@@ -29,7 +29,7 @@ def facts(report: ReportData) -> list[tuple[str, str, str]]:
     """Return the numbers behind the verdict: name, number and remark of each."""
     verdict, depth = report.verdict, max(0, len(report.layers) - 1)
     entry = finite(report.layers[0].similarity) if report.layers else None
-    redundant = spans(verdict.redundant)
+    redundant = spans(verdict.redundant or [])
     ahead = finite(verdict.collapse_depth)
     where = NONE if ahead is None else f"layer {number(float(f'{ahead:.3g}'))}"
     if ahead is None:
@@ -56,7 +56,7 @@ def facts(report: ReportData) -> list[tuple[str, str, str]]:
         ),
         (
             "Redundant layers",
-            f"{len(set(verdict.redundant))} of {depth}" if redundant else "none",
+            f"{len(set(verdict.redundant or []))} of {depth}" if redundant else "none",
             f"layers {redundant}" if redundant else "every layer changes something",
         ),
     ]
