@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leadline.errors import LeadlineError
+from leadline.metrics import block_influence
 from leadline.models import Model
 from leadline.models.decoder import Decoder
 from leadline.models.vit import ViT
@@ -69,9 +70,10 @@ class Yardstick:
         ours, theirs = find_hidden(self.whole), find_hidden(output)
         assert ours is not None
         assert theirs is not None
-        values = 1 - F.cosine_similarity(ours.double(), theirs.double().to(ours.device), dim=-1)
-        values = values.flatten(1) if values.ndim > 1 else values[:, None]
-        return _mean(values, self._real(values))
+        ours, theirs = (
+            x.double().to(ours.device).reshape(len(x), -1, x.shape[-1]) for x in (ours, theirs)
+        )  # (B, n, d)
+        return block_influence(ours, theirs, self._real(ours[..., 0])).cpu()
 
     def lens(self, output: Any) -> tuple[Tensor, Tensor]:
         """Compare predictions with the whole model's: KL(whole || output) and whether the first choices agree.
@@ -91,7 +93,7 @@ class Yardstick:
         """Which of the values (B, n) are of real tokens."""
         if self.mask is None or self.mask.shape != values.shape:
             return None
-        return self.mask
+        return self.mask.to(values.device)
 
     def _losses(self, output: Any) -> Tensor:
         """Cross-entropy of each sample, (B,)."""
@@ -147,14 +149,16 @@ def make_yardstick(
     return yardstick, reason if other is None else other
 
 
-def as_initialised(model: nn.Module) -> bool:
+def as_initialised(model: nn.Module) -> bool | None:
     """Whether the weights look as initialised: the weights and biases of all norms are constant.
 
-    Any training moves them. A model without such weights counts as trained.
+    Any training moves them. None for a model without such weights.
     """
     norms = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
     weights = [weight for norm in norms for weight in norm.parameters(recurse=False)]
-    return bool(weights) and all(bool((weight == weight.flatten()[0]).all()) for weight in weights)
+    if not weights:
+        return None
+    return all(bool((weight == weight.flatten()[0]).all()) for weight in weights)
 
 
 def find_logits(model: nn.Module, output: Any) -> Tensor | None:

@@ -22,7 +22,7 @@ TREND_BLOCKS = 8  # with fewer blocks the extrapolated depth differs many times 
 _FAR = 10  # no extrapolation beyond this multiple of the depth
 
 
-def judge(layers: Sequence[LayerData], use: DepthUse | None = None, initialised: bool = False) -> Verdict:
+def judge(layers: Sequence[LayerData], use: DepthUse | None = None, initialised: bool | None = None) -> Verdict:
     """Return the verdict that follows from the metrics alone, before any cure is tried.
 
     It rests on the robust similarity where that was measured; reports of old versions have only the raw one.
@@ -30,7 +30,8 @@ def judge(layers: Sequence[LayerData], use: DepthUse | None = None, initialised:
     Args:
         layers: Metrics by layer; index 0 is the input of the first block.
         use: What the removal of layers did to the output, if that was measured.
-        initialised: Whether the weights are as initialised, so that the output means nothing.
+        initialised: Whether the weights are as initialised, so that the output means nothing; None: not known. The
+            trend of a trained model is not extrapolated, since a deeper one would be trained to other weights.
     """
     similarity = [figure(layer) for layer in layers]
     passes = {name: _first_above(similarity, level) for name, level in LEVELS.items()}
@@ -59,12 +60,12 @@ def judge(layers: Sequence[LayerData], use: DepthUse | None = None, initialised:
         passes=passes,
         rate=rate,
         expected_rate=expected,
-        collapse_depth=_collapse_depth(layers, passes[".99"]),
+        collapse_depth=_collapse_depth(layers, passes[".99"], extrapolate=initialised is not False),
         redundant=None if use is None else use.unused,
         rank_collapse=rank_collapse,
         entropy_collapse=entropy_layers,
         notes=_notes(layers),
-        initialised=initialised,
+        initialised=bool(initialised),
     )
     verdict.text = describe(verdict, layers, use)
     return verdict
@@ -124,10 +125,12 @@ def tail_layers(layers: Sequence[LayerData]) -> list[int]:
     return list(range(first + 1, len(layers)))
 
 
-def _collapse_depth(layers: Sequence[LayerData], passed: int | None) -> float | None:
+def _collapse_depth(layers: Sequence[LayerData], passed: int | None, extrapolate: bool) -> float | None:
     """Return the layer where .99 was passed, or where the trend of the last half of the layers leads to it."""
     if passed is not None:
         return float(passed)
+    if not extrapolate:
+        return None
     rate = fitted_rate(layers[len(layers) // 2 :])
     if len(layers) <= TREND_BLOCKS or rate is None or rate <= 1 or not odds(layers[-1]) > 0:
         return None
@@ -213,11 +216,10 @@ def _use_words(layers: Sequence[LayerData], use: DepthUse) -> list[str]:
     if not tried:
         return []
     cost, cheapest = min(tried)
-    alone = (
-        f"leaving out layer {cheapest}, the cheapest, {_change_words(cost, use.unit, layers[cheapest].removal_error)}"
-    )
+    does = _change_words(cost, use.unit, layers[cheapest].removal_error)
+    alone = f"leaving out layer {cheapest}, the cheapest, {does}"
     if use.in_use is None:
-        return [f"Removal was tried for {len(tried)} of {_layers(blocks)}, so the depth in use is not known; {alone}."]
+        return [f"Depth in use is not known: {len(tried)} of {_layers(blocks)} were left out; {alone}."]
     words = f"Depth in use: {use.in_use} of {_layers(blocks)}"
     if not use.unused:
         return [f"{words}; {alone}."]
@@ -225,11 +227,9 @@ def _use_words(layers: Sequence[LayerData], use: DepthUse) -> list[str]:
     if removal is None:
         return [f"{words}."]
     does = _change_words(removal.change, use.unit, removal.error)
-    return [f"{words}: leaving out {_spans(use.unused)} together {does}, so {_these(use.unused)} redundant."]
-
-
-def _these(layers: Sequence[int]) -> str:
-    return "it is" if len(layers) == 1 else "they are"
+    if len(use.unused) == 1:
+        return [f"{words}: leaving out {_spans(use.unused)} {does}, so it is redundant."]
+    return [f"{words}: leaving out {_spans(use.unused)} together {does}, so they are redundant."]
 
 
 def _change_words(change: float, unit: str, error: float | None = None) -> str:
