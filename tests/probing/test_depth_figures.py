@@ -114,15 +114,20 @@ def test_nothing_is_redundant_where_nothing_was_left_out():
     assert "redundant" not in verdict.text
 
 
-def plant_direction(model, layer: int) -> None:
-    """Make block ``layer`` (from 1) add one long vector to all tokens."""
+def plant_direction(model, layer: int) -> torch.Tensor:
+    """Make block ``layer`` (from 1) add one long vector to all tokens, and return it."""
     vector = 300 * torch.randn(32, generator=torch.Generator().manual_seed(3))
     model.model.layers[layer - 1].register_forward_hook(lambda m, a, o: o + vector)
+    return vector
 
 
 def test_a_common_direction_in_use_is_not_collapse():
     model = llama()
-    plant_direction(model, 2)
+    vector = plant_direction(model, 2)
+    with torch.no_grad():  # the head looks past the direction, at what differs between tokens
+        u = F.normalize(model.model.norm.weight * vector, dim=0)
+        model.lm_head.weight -= torch.outer(model.lm_head.weight @ u, u)
+        model.lm_head.weight *= 20
     untried = probe(model, ids, trials=False)
     assert untried.verdict.kind == "collapse"
     assert "Whether layers 3 to 5, which work on such tokens, matter to the output was not tried" in untried.verdict.text
