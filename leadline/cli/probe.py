@@ -30,7 +30,8 @@ def probe(
         Path | None, typer.Option(help="The folder of a checkpoint, or of a run, whose best one is taken.")
     ] = None,
     out: Annotated[
-        list[Path] | None, typer.Option(help="Save the report: .html, .json, .png, .svg or .pdf; may be repeated.")
+        list[Path] | None,
+        typer.Option(help="Save the report as .html, .json, .csv, .png, .svg or .pdf; may be repeated."),
     ] = None,
     before: Annotated[
         Path | None,

@@ -195,6 +195,7 @@ def _settings(module: nn.Module, recorder: Recorder, padding: bool) -> dict[str,
         "parameters": sum(p.numel() for p in module.parameters()),
         "dtype": str(parameter.dtype).removeprefix("torch.") if parameter is not None else None,
         "device": str(parameter.device) if parameter is not None else None,
+        "initialised": as_initialised(module),
         "attention_seen": sum(statistics.attention.entropies is not None for statistics in recorder.layers),
         "versions": versions,
     }

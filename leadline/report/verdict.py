@@ -388,7 +388,7 @@ def _cost(trial: Trial) -> str:
     """Return the change of the output by a cure, in brackets; empty where it was not measured."""
     if trial.change is None:
         return ""
-    what = {"loss": "loss", "kl": "KL of the output", "cosine": "1 - cosine of the output"}[trial.unit or "loss"]
+    what = {"loss": "loss", "kl": "KL of the output"}.get(trial.unit or "", "1 - cosine of the output")
     return f" ({what} {_signed(trial.change)})"
 
 
@@ -396,8 +396,8 @@ def price(verdict: Verdict, trial: Trial) -> str:
     """Return what a recommended cure costs at once, as a sentence with a space before it."""
     if verdict.initialised:
         return " The weights are as initialised, so what it does to the output means nothing."
-    if trial.change is None or trial.unit is None:
-        return " What it does to the output could not be measured."
+    if trial.change is None or trial.unit not in COSTS:
+        return " What it does to the output was not measured."
     does = _change_words(trial.change, trial.unit, trial.change_error)
     if trial.change <= COSTS[trial.unit]:
         return f" At once it {does}."

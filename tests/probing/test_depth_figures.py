@@ -130,7 +130,9 @@ def test_a_common_direction_in_use_is_not_collapse():
         model.lm_head.weight *= 20
     untried = probe(model, ids, trials=False)
     assert untried.verdict.kind == "collapse"
-    assert "Whether layers 3 to 5, which work on such tokens, matter to the output was not tried" in untried.verdict.text
+    assert (
+        "Whether layers 3 to 5, which work on such tokens, matter to the output was not tried" in untried.verdict.text
+    )
     report = probe(model, ids, trials=False, depth_use=True)
     assert report.layers[-1].similarity_robust > 0.9
     assert report.verdict.kind == "common direction"
