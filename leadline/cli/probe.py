@@ -30,7 +30,8 @@ def probe(
         Path | None, typer.Option(help="The folder of a checkpoint, or of a run, whose best one is taken.")
     ] = None,
     out: Annotated[
-        list[Path] | None, typer.Option(help="Save the report: .html, .json, .png, .svg or .pdf; may be repeated.")
+        list[Path] | None,
+        typer.Option(help="Save the report as .html, .json, .csv, .png, .svg or .pdf; may be repeated."),
     ] = None,
     before: Annotated[
         Path | None,
@@ -41,6 +42,9 @@ def probe(
         typer.Option(help="Names of the blocks, such as 'encoder.layer.*', where they are not found; may be repeated."),
     ] = None,
     trials: Annotated[bool, typer.Option(help="Where something collapses, try the cures and measure them.")] = True,
+    depth_use: Annotated[
+        bool, typer.Option("--depth-use", help="Leave out each block and measure what that does to the output.")
+    ] = False,
     heatmaps: Annotated[bool, typer.Option(help="Keep attention heat maps of three layers for the page.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -59,7 +63,9 @@ def probe(
         progress("building the model", 0, None)
         taken: list[str] = []
         built, inputs = open_model(model, depth=depth, pretrained=pretrained, say=taken.append)
-        report = run_probe(built, inputs, blocks=blocks, trials=trials, heatmaps=heatmaps, progress=progress)
+        report = run_probe(
+            built, inputs, blocks=blocks, depth_use=depth_use, trials=trials, heatmaps=heatmaps, progress=progress
+        )
     if taken:
         report.settings = {"inputs": taken[0], **report.settings}
     for path in out or []:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from leadline.anatomy.blocks import Block, find_parts
 from leadline.anatomy.calling import full_precision
 from leadline.anatomy.streams import as_tokens, stream_in, stream_out
 from leadline.errors import LeadlineError
-from leadline.metrics import attention_entropy
+from leadline.metrics import attention_entropy, robust_similarity
 from leadline.metrics._tokens import power_of_two
 from leadline.probing.attention_capture import AttentionCapture, CapturedAttention
 
@@ -64,12 +65,17 @@ class BasicRecorder:
         blocks: The blocks to record.
         entropy: Record the attention entropy too.
         on_block: Called after every block.
+        robust: Record the robust similarity too; this waits for the device.
     """
 
     def __init__(
-        self, blocks: Sequence[Block], entropy: bool = False, on_block: Callable[[], None] = lambda: None
+        self,
+        blocks: Sequence[Block],
+        entropy: bool = False,
+        on_block: Callable[[], None] = lambda: None,
+        robust: bool = False,
     ) -> None:
-        self.blocks, self.entropy, self.on_block = list(blocks), entropy, on_block
+        self.blocks, self.entropy, self.on_block, self.with_robust = list(blocks), entropy, on_block, robust
         self._parts = {block.module: find_parts(block.module) for block in blocks}
         self.names = {block.module: block.name for block in blocks}
         self.start(None)
@@ -78,6 +84,7 @@ class BasicRecorder:
         """Begin a new forward pass with the padding mask (B, n), True = a real token."""
         self.mask = mask
         self.rows: list[Tensor] = []  # (4,) each, still on the device
+        self.robust: list[float] = []  # by layer
         self.layer_names = ["input"]
         self.entropies: list[Tensor | None] = []  # by layer, () each
         self.tokens: int | None = None  # of the block that is running and whose attention is still to come
@@ -132,6 +139,10 @@ class BasicRecorder:
             x = as_tokens(source.detach(), self._parts[module].sequence_first)
             mask = self.mask if self.mask is not None and self.mask.shape == x.shape[:2] else None
             self.rows.append(basic_metrics(x, mask))
+            if self.with_robust:
+                x = x if mask is None else x.masked_fill(~mask[..., None], 0)
+                finite = bool(torch.isfinite(x).all())
+                self.robust.append(robust_similarity(x, mask).mean().item() if finite else math.nan)
         self.tokens = tokens
 
     def _receive(self, attention: CapturedAttention) -> None:

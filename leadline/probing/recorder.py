@@ -14,7 +14,7 @@ from leadline.anatomy.blocks import Block, Parts, find_parts
 from leadline.anatomy.calling import full_precision
 from leadline.anatomy.streams import as_tokens, stream_in, stream_out
 from leadline.errors import LeadlineError
-from leadline.metrics import token_diversity
+from leadline.metrics import token_diversity, token_similarity
 from leadline.metrics._tokens import split
 from leadline.probing.attention_capture import AttentionCapture, CapturedAttention
 from leadline.probing.statistics import LayerStatistics
@@ -64,6 +64,7 @@ class Recorder:
         """Begin a new forward pass with the padding mask (B, n), True = a real token."""
         self.mask = mask
         self.calls = 0  # of blocks in this forward pass
+        self.first: Tensor | None = None  # (B, n, d), the first stream that had the present tokens
         self.stack: list[BlockCall] = []  # the calls that have not ended, innermost last
         self.measuring = False
 
@@ -116,6 +117,8 @@ class Recorder:
             self.tokens = max(self.tokens, x.shape[1])
             with self._measure(x):
                 self.layers[0].add_tokens(x, self._mask_for(x), self.prefix)
+        if self.first is None or self.first.shape[:2] != x.shape[:2]:
+            self.first = x
         self.calls += 1
         if self.calls == len(self.layers):
             number = self.modules.count(module) + 1
@@ -132,7 +135,11 @@ class Recorder:
         y = self._tokens(result, call.parts, f"what leaves block {self._names[module]!r}")
         statistics, mask = self.layers[call.layer], self._mask_for(y)
         with self._measure(y):
-            statistics.add_tokens(y, mask, self.prefix)
+            same = self.first is not None and self.first.shape[:2] == y.shape[:2]
+            statistics.add_tokens(y, mask, self.prefix, self.first if same else None)
+            normed = call.normed_input()
+            if normed is not None:
+                self.layers[call.layer - 1].robust.normed.add(token_similarity(normed, self._mask_for(normed)))
             if y.shape == call.x.shape:
                 statistics.add_change(call.x, y, mask, call.rates(y, mask), call.gain(y, mask))
             if call.attention is not None:
@@ -240,6 +247,11 @@ class BlockCall:
     norms: list[NormCall] = field(default_factory=list)
     mlp_input: Tensor | None = None  # a copy
     mlp_source: Tensor | None = None  # the input itself
+
+    def normed_input(self) -> Tensor | None:
+        """Return the block's input after its norm, (B, n, d); None if no norm reads that input."""
+        readers = (norm.after for norm in self.norms if not norm.late and torch.equal(norm.before, self.x))
+        return next(readers, None)
 
     def middle(self, y: Tensor) -> Tensor | None:
         """Return the stream between attention and MLP, (B, n, d).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,36 +12,37 @@ from torch import Tensor, nn
 import leadline
 from leadline.anatomy.blocks import Block, find_blocks, unwrap
 from leadline.anatomy.calling import (
-    Batch,
     Mask,
     call_model,
     check_batch,
     count_batches,
-    each_batch,
     evaluation_mode,
     padding_mask,
 )
 from leadline.anatomy.streams import count_prefix_tokens
 from leadline.errors import LeadlineError
+from leadline.probing.depth_figures import Choice, FirstBatch, add_depth_use, check_choice
 from leadline.probing.gradients import GradientNorms, Loss, loss_of
+from leadline.probing.labelled import Inputs, each_labelled, is_pair
+from leadline.probing.outputs import as_initialised
 from leadline.probing.recorder import Recorder
 from leadline.probing.trials import CANDIDATES, try_cures
 from leadline.report.depth_report import DepthReport
-from leadline.report.layers import Heatmap, LayerData, Verdict
+from leadline.report.layers import DepthUse, Heatmap, LayerData, Verdict
 from leadline.report.verdict import judge, with_trials
 
 Progress = Callable[[str, int, int | None], None]  # stage, blocks done, blocks in total if that is known
-FirstBatch = tuple[Batch, Tensor | None]  # with its padding mask
 
 
 def probe(
     model: nn.Module,
-    inputs: Batch | Iterable[Batch],
+    inputs: Inputs,
     *,
     blocks: str | Sequence[str] | None = None,
     loss: Loss | None = None,
     mask: Mask = None,
     attention: bool = True,
+    depth_use: Choice = False,
     heatmaps: bool | Sequence[int] = False,
     trials: bool = True,
     prefix: int | None = None,
@@ -55,7 +56,8 @@ def probe(
 
     Args:
         model: Any ``torch.nn.Module``.
-        inputs: A tensor, a mapping of arguments, or an iterable of those, which is iterated over once.
+        inputs: A tensor, a mapping of arguments, an (inputs, labels) tuple, or an iterable of those, which is iterated
+            over once. With labels, also as "labels" of a mapping, changes of the output are changes of the loss.
         blocks: Names of the blocks, or a pattern such as "encoder.layer.*". By default they are looked for, which
             works for models of transformers and timm, ``nn.TransformerEncoder`` and Leadline.
         loss: A function of the model's output, or "output.loss" if the model computes it from its inputs. The
@@ -63,6 +65,9 @@ def probe(
         mask: (B, n), True = a real token, or a function of the batch that returns it. It is needed for inputs that do
             not carry an ``attention_mask``, ``mask`` or ``src_key_padding_mask``. Padding is left out of all metrics.
         attention: Measure entropy, delta, omega and lambda_2 of the attention matrices, per head.
+        depth_use: Leave out each block on the first batch and measure what that does to the output; also the angles
+            between layers and the logit lens. A number tries so many blocks; "sublayers" also leaves out attention
+            and MLP alone. All blocks take about half as many forward passes as there are blocks, and some more.
         heatmaps: Keep the attention on one sample: True for the first, middle and last layer, or layers counted from 1.
         trials: If something collapses, try cures on the first batch and recommend one that helps.
         prefix: How many class and register tokens come before the patches; by default taken from the model.
@@ -76,19 +81,21 @@ def probe(
     """
     if not isinstance(model, nn.Module):
         raise LeadlineError(f"the model is a {type(model).__name__}; give a torch.nn.Module")
+    check_choice(depth_use)
     module = unwrap(model)
     block_list = find_blocks(module, blocks)
     prefix = count_prefix_tokens(module) if prefix is None else prefix
-    batches = count_batches(inputs)
+    batches = 1 if is_pair(inputs) else count_batches(inputs)
     count = ProgressCount(progress, "measuring", None if batches is None else batches * len(block_list))
     recorder = Recorder(block_list, attention=attention, prefix=prefix, heatmaps=heatmaps is not False, on_block=count)
     gradients = None if loss is None else GradientNorms([block.module for block in block_list])
     first: FirstBatch | None = None
+    use: DepthUse | None = None
     with evaluation_mode(module):
-        for batch in each_batch(inputs):
+        for batch, labels in each_labelled(module, inputs):
             check_batch(module, batch)
             real = padding_mask(batch, mask)
-            first = first or (batch, real)
+            first = first or FirstBatch(batch, real, labels)
             recorder.start(real)
             with recorder.attached(), torch.set_grad_enabled(loss is not None):
                 output = call_model(module, batch)
@@ -97,11 +104,15 @@ def probe(
                 _add_gradients(recorder, gradients.measure(loss_of(output, loss)))
             del output
         layers = [statistics.layer_data() for statistics in recorder.layers]
-        verdict = judge(layers)
-        if trials and verdict.kind != "no collapse" and first is not None:
-            verdict = _try_cures(module, block_list, first, layers, verdict, progress)
-    settings = _settings(module, recorder, padding=first is not None and first[1] is not None)
-    return DepthReport(type(module).__name__, settings, layers, verdict, _heatmaps(recorder, heatmaps))
+        assert first is not None  # or there was no batch, and no layer to return
+        if depth_use is not False:
+            passes = ProgressCount(progress, "leaving out blocks", None)
+            use = add_depth_use(module, block_list, first, layers, depth_use, passes)
+        verdict = judge(layers, use, as_initialised(module))
+        if trials and verdict.kind in ("collapse", "entropy collapse"):
+            verdict = _try_cures(module, block_list, first, layers, verdict, use, progress)
+    settings = _settings(module, recorder, padding=first.mask is not None)
+    return DepthReport(type(module).__name__, settings, layers, verdict, _heatmaps(recorder, heatmaps), use)
 
 
 class ProgressCount:
@@ -141,15 +152,17 @@ def _try_cures(
     first: FirstBatch,
     layers: list[LayerData],
     verdict: Verdict,
+    use: DepthUse | None,
     progress: Progress | None,
 ) -> Verdict:
     """Try the candidate cures on the first batch and complete the verdict with them."""
-    batch, mask = first
     count = ProgressCount(progress, "trying cures", (1 + len(CANDIDATES)) * (len(layers) - 1))
     names = [block.name for block in blocks]
     about_entropy = verdict.kind == "entropy collapse"
-    before, trials = try_cures(module, names, batch, mask, entropy=about_entropy, on_block=count)
-    return with_trials(verdict, layers, trials, before)
+    before, trials = try_cures(
+        module, names, first.inputs, first.mask, entropy=about_entropy, labels=first.labels, on_block=count
+    )
+    return with_trials(verdict, layers, trials, before, use)
 
 
 def _heatmaps(recorder: Recorder, layers: bool | Sequence[int]) -> list[Heatmap]:
@@ -182,6 +195,7 @@ def _settings(module: nn.Module, recorder: Recorder, padding: bool) -> dict[str,
         "parameters": sum(p.numel() for p in module.parameters()),
         "dtype": str(parameter.dtype).removeprefix("torch.") if parameter is not None else None,
         "device": str(parameter.device) if parameter is not None else None,
+        "initialised": as_initialised(module),
         "attention_seen": sum(statistics.attention.entropies is not None for statistics in recorder.layers),
         "versions": versions,
     }

@@ -9,21 +9,33 @@ import torch
 from torch import Tensor
 
 from leadline.metrics import (
+    angular_distance,
     attention_entropy,
+    block_influence,
     delta,
     effective_rank,
+    massive_activations,
+    massive_channels,
+    massive_tokens,
     omega,
+    relative_length,
+    robust_similarity,
+    sample_cosine,
     second_eigenvalue,
+    sink_weight,
     token_cosine,
     token_diversity,
     token_similarity,
 )
 from leadline.probing.attention_capture import CapturedAttention
-from leadline.report.layers import Distribution, LayerData
+from leadline.report.layers import Distribution, LayerData, Massive
 
 _COSINE_BINS = 200  # over [-1, 1]
 _ENTROPY_BIN = 0.05  # nats
 _CHUNK_PAIRS = 1 << 22  # of tokens in memory at a time
+_MOST_MASSIVE = 8  # tokens or channels that a layer's data names
+_SINK = 0.3  # mean weight above which a key is a sink
+_LARGE = 100.0  # magnitude up to which no entry is massive
 
 
 class RunningMean:
@@ -137,6 +149,7 @@ class AttentionStatistics:
     def __init__(self) -> None:
         self.entropy, self.delta, self.omega, self.second_eigenvalue = (RunningMean() for _ in range(4))
         self.uniform = RunningMean()  # entropy of uniform attention
+        self.sink, self.sinks = RunningMean(), RunningMean()  # weight on the most attended key; share of heads
         self.entropies: RunningHistogram | None = None
 
     def add(self, attention: CapturedAttention, X: Tensor, mask: Tensor | None) -> None:
@@ -158,6 +171,7 @@ class AttentionStatistics:
             rows["delta"].append(delta(P, real, tolerance=1e-6)[0])
             rows["second"].append(second_eigenvalue(P, real, tolerance=1e-6)[0])
             rows["omega"].append(omega(X[sample : sample + 1].to(P), P, real)[0])
+            rows["sink"].append(sink_weight(P, real)[0])
             if head + len(entropy) == attention.heads:  # the last heads of this sample
                 whole = {name: torch.cat(parts)[None] for name, parts in rows.items()}  # (1, H) or (1, H, n)
                 self.uniform.add(_uniform_entropy(P, real))
@@ -166,6 +180,8 @@ class AttentionStatistics:
                 self.delta.add(whole["delta"])
                 self.second_eigenvalue.add(whole["second"])
                 self.omega.add(whole["omega"])
+                self.sink.add(whole["sink"])
+                self.sinks.add((whole["sink"] > _SINK).double().mean(-1))
                 rows.clear()
 
     def distributions(self) -> list[Distribution] | None:
@@ -173,6 +189,77 @@ class AttentionStatistics:
         if self.entropies is None:
             return None
         return [self.entropies.distribution(row) for row in range(len(self.entropies.counts))]
+
+
+class MassiveCount:
+    """Which tokens or channels are massive in which share of the samples, and how large they are."""
+
+    def __init__(self) -> None:
+        self.sums: dict[int, tuple[int, float, float]] = {}  # by index: samples, share of energy, ratio
+        self.samples = 0
+
+    def add(self, massive: Tensor, share: Tensor, ratio: Tensor, places: Tensor) -> None:
+        """Add the samples of a batch.
+
+        Args:
+            massive: (B, k), True = massive.
+            share: (B, k), share of the sample's energy.
+            ratio: (B, k), size over the median.
+            places: (B, k), the index that each is counted under.
+        """
+        self.samples += len(massive)
+        if not massive.any():
+            return
+        for place, *values in zip(*(t[massive].tolist() for t in (places, share, ratio)), strict=True):
+            count, *sums = self.sums.get(place, (0, 0.0, 0.0))
+            self.sums[place] = (count + 1, sums[0] + values[0], sums[1] + values[1])
+
+    def data(self) -> list[Massive]:
+        """Return those with the largest share of the energy over all samples, at most 8."""
+        order = sorted(self.sums, key=lambda place: (-self.sums[place][1], place))[:_MOST_MASSIVE]
+        rows = [(place, *self.sums[place]) for place in order]
+        return [Massive(place, share / n, ratio / n, n / self.samples) for place, n, share, ratio in rows]
+
+
+class RobustStatistics:
+    """Massive tokens and channels of one layer, and the similarities that they do not move."""
+
+    def __init__(self) -> None:
+        self.similarity, self.patches, self.between, self.normed, self.entries = (RunningMean() for _ in range(5))
+        self.tokens = RunningMean()
+        self.massive_tokens, self.massive_channels = MassiveCount(), MassiveCount()
+
+    def add(self, X: Tensor, mask: Tensor | None, prefix: int, before: Tensor | None) -> None:
+        """Add the tokens that leave the layer on one batch.
+
+        Args:
+            X: (B, n, d), with padding set to 0.
+            mask: (B, n), True = a real token.
+            prefix: How many class and register tokens come before the patches.
+            before: (B, n, any width), the first input with these tokens: what was long there was not made by a layer.
+        """
+        batch, n, width = X.shape
+        X = X.float() if X.dtype in (torch.float16, torch.bfloat16) else X
+        real = torch.ones(batch, n, dtype=torch.bool, device=X.device) if mask is None else mask
+        self.tokens.add(real.sum(-1))
+        self.similarity.add(robust_similarity(X, mask))
+        if 0 < prefix < n:
+            self.patches.add(robust_similarity(X[:, prefix:], None if mask is None else mask[:, prefix:]))
+        if batch > 1:
+            self.between.add(sample_cosine(X, mask).expand(batch))
+        energy = X.double().square()  # (B, n, d)
+        total = energy.sum((1, 2), keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        long = massive_tokens(X, before, mask=mask)
+        share = (energy / total).sum(-1)
+        self.massive_tokens.add(long, share, relative_length(X, mask), real.cumsum(-1) - 1)
+        wide = massive_channels(X, mask=mask)
+        rest = energy.masked_fill(massive_tokens(X, mask=mask)[..., None], 0).sum(1)  # (B, d)
+        middle = rest.sort(-1).values[:, [(width - 1) // 2, width // 2]].mean(-1, keepdim=True)
+        ratio = rest / middle.clamp(min=torch.finfo(torch.float64).tiny)
+        channels = torch.arange(width, device=X.device).expand(batch, width)
+        self.massive_channels.add(wide, (energy / total).sum(1), ratio, channels)
+        entries = massive_activations(X, mask).sum((1, 2)) if X.abs().amax() > _LARGE else torch.zeros(batch)
+        self.entries.add(entries)
 
 
 class LayerStatistics:
@@ -183,17 +270,21 @@ class LayerStatistics:
         self.similarity, self.diversity, self.cosine, self.norm, self.rank = (RunningMean() for _ in range(5))
         self.patches, self.rate, self.change, self.gain, self.gradient = (RunningMean() for _ in range(5))
         self.rates: dict[str, RunningMean] = {}
+        self.influence, self.angle = RunningMean(), RunningMean()
         self.cosines = CosineHistogram()
         self.attention = AttentionStatistics()
+        self.robust = RobustStatistics()
 
-    def add_tokens(self, X: Tensor, mask: Tensor | None, prefix: int) -> None:
+    def add_tokens(self, X: Tensor, mask: Tensor | None, prefix: int, before: Tensor | None = None) -> None:
         """Add the tokens that leave the layer on one batch.
 
         Args:
             X: (B, n, d), with padding set to 0.
             mask: (B, n), True = a real token.
             prefix: How many class and register tokens come before the patches.
+            before: (B, n, any width), the first input with these tokens; by default X itself.
         """
+        self.robust.add(X, mask, prefix, X if before is None else before)
         self.similarity.add(token_similarity(X, mask))
         self.diversity.add(token_diversity(X, mask))
         self.cosine.add(token_cosine(X, mask))
@@ -219,6 +310,8 @@ class LayerStatistics:
         """
         self.rate.add(token_diversity(x, mask) / token_diversity(y, mask))
         self.change.add(_length(y - x) / _length(x))
+        self.influence.add(block_influence(x, y, mask))
+        self.angle.add(angular_distance(x, y, mask))
         for part, rate in rates.items():
             self.rates.setdefault(part, RunningMean()).add(rate)
         if gain is not None:
@@ -254,6 +347,18 @@ class LayerStatistics:
             change=self.change.value(),
             gain=self.gain.value(),
             entropy_uniform=heads.uniform.value(),
+            tokens=self.robust.tokens.value(),
+            similarity_robust=self.robust.similarity.value(),
+            robust_patches=self.robust.patches.value(),
+            cosine_samples=self.robust.between.value(),
+            similarity_normed=self.robust.normed.value(),
+            massive_tokens=self.robust.massive_tokens.data(),
+            massive_channels=self.robust.massive_channels.data(),
+            massive_entries=self.robust.entries.value(),
+            influence=self.influence.value(),
+            angle=self.angle.value(),
+            sink_weight=heads.sink.values(),
+            sink_share=heads.sinks.value(),
         )
 
 

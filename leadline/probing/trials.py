@@ -16,6 +16,8 @@ from leadline.curing import uncure
 from leadline.errors import LeadlineError
 from leadline.models import Model
 from leadline.probing.basic_recorder import BasicRecorder
+from leadline.probing.depth_use import change_of
+from leadline.probing.outputs import make_yardstick
 from leadline.report.layers import Trial
 
 # the mildest first: of those about equally good, the first is recommended
@@ -35,6 +37,7 @@ def try_cures(
     mask: Tensor | None,
     entropy: bool = False,
     candidates: Mapping[str, Mapping[str, float]] = CANDIDATES,
+    labels: Tensor | None = None,
     on_block: Callable[[], None] = lambda: None,
 ) -> tuple[Trial, list[Trial]]:
     """Run one batch without a cure and with each candidate; the model is restored after each.
@@ -46,12 +49,14 @@ def try_cures(
         mask: Its padding mask (B, n), True = a real token.
         entropy: Measure attention entropy too.
         candidates: Arguments of ``leadline.cure`` by the name of the trial.
+        labels: The batch's labels; the change of the output is then that of the loss.
         on_block: Called after every block.
 
     Returns:
         The trial without a cure and those of the candidates. Their ``helps`` is still False; the verdict sets it.
     """
-    before = _run(model, "as it is", {}, names, batch, mask, entropy, on_block)
+    before, whole = _run(model, "as it is", {}, names, batch, mask, entropy, on_block)
+    yardstick, _ = make_yardstick(model, whole, labels, mask)
     trials = []
     own = _strengths(model)
     for name, cure in candidates.items():
@@ -59,7 +64,11 @@ def try_cures(
             with cured(model, **cure) as patient:
                 if own is not None and _strengths(patient) == own:
                     raise LeadlineError("the model has it already")
-                trials.append(_run(patient, name, dict(cure), names, batch, mask, entropy, on_block))
+                trial, output = _run(patient, name, dict(cure), names, batch, mask, entropy, on_block)
+            if yardstick is not None and trial.error is None:
+                trial.change, trial.change_error = change_of(yardstick.changes(output))
+                trial.unit = yardstick.unit
+            trials.append(trial)
         except LeadlineError as error:
             trials.append(Trial(name, dict(cure), [], False, error=str(error)))
     return before, trials
@@ -92,13 +101,14 @@ def _run(
     mask: Tensor | None,
     entropy: bool,
     on_block: Callable[[], None],
-) -> Trial:
-    """Run the batch once and return its metrics as a trial."""
-    recorder = BasicRecorder(find_blocks(model, names), entropy, on_block)
+) -> tuple[Trial, Any]:
+    """Run the batch once and return its metrics as a trial, and the model's output."""
+    recorder = BasicRecorder(find_blocks(model, names), entropy, on_block, robust=True)
     with torch.no_grad(), recorder.attached():
         recorder.start(mask)
-        call_model(model, batch)
+        output = call_model(model, batch)
     similarity = recorder.metrics()["similarity"]
     if any(value != value for value in similarity):
-        return Trial(name, cure, [], False, error="it makes NaN")
-    return Trial(name, cure, similarity, False, entropy=recorder.entropy_by_layer() if entropy else None)
+        return Trial(name, cure, [], False, error="it makes NaN"), output
+    by_layer = recorder.entropy_by_layer() if entropy else None
+    return Trial(name, cure, similarity, False, entropy=by_layer, robust=recorder.robust), output

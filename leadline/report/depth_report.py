@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import math
@@ -20,9 +21,10 @@ from leadline.files import whole
 from leadline.report.html.page import render_page
 from leadline.report.layers import LayerData, ReportData
 from leadline.report.paper import render_figure
+from leadline.report.rows import csv_text, massive_share, rows
 from leadline.report.schema import parse, read_text
 
-_SUFFIXES = (".html", ".json", ".png", ".svg", ".pdf")
+_SUFFIXES = (".html", ".json", ".csv", ".png", ".svg", ".pdf")
 _MOST_ROWS = 24  # of the table, unless every layer is asked for
 
 
@@ -36,6 +38,7 @@ class DepthReport(ReportData):
         layers: Metrics by layer, a ``LayerData`` each; index 0 is the input of the first block.
         verdict: What the metrics mean, in words and as data.
         heatmaps: Attention weights of a few layers, if they were asked for.
+        depth_use: How much of its depth the model uses, if that was measured.
     """
 
     def table(self, every_layer: bool = False, brief: bool = False) -> Table:
@@ -48,10 +51,15 @@ class DepthReport(ReportData):
         table = Table(title=Text(f"{self.model}, layer by layer"), title_justify="left")
         columns: dict[str, Callable[[LayerData], float | None]] = {
             "similarity": lambda x: x.similarity,
+            "robust": lambda x: x.similarity_robust,
             "patches": lambda x: x.similarity_patches,
             "diversity": lambda x: x.diversity,
             "cosine": lambda x: x.cosine,
             "norm": lambda x: x.norm,
+            "massive": lambda x: massive_share(x) or None,
+            "influence": lambda x: x.influence,
+            "removal": lambda x: x.removal,
+            "lens": lambda x: x.lens,
             "rank": lambda x: x.effective_rank,
             "rate": lambda x: x.rate,
             "attention": lambda x: x.rates.get("attention"),
@@ -64,7 +72,8 @@ class DepthReport(ReportData):
             "gradient": lambda x: x.gradient_norm,
         }
         if brief:
-            columns = {name: columns[name] for name in ("similarity", "diversity", "cosine", "rank", "rate", "entropy")}
+            names = ("similarity", "robust", "diversity", "cosine", "rank", "rate", "removal", "entropy")
+            columns = {name: columns[name] for name in names}
         columns = {name: get for name, get in columns.items() if any(get(layer) is not None for layer in self.layers)}
         table.add_column("layer", justify="right")
         for name in columns:
@@ -90,6 +99,21 @@ class DepthReport(ReportData):
     def __repr__(self) -> str:
         return f"DepthReport({self.model}, {len(self.layers) - 1} layers, {self.verdict.kind})"
 
+    def to_dataframe(self) -> Any:
+        """Return a ``pandas.DataFrame`` with a row per layer and the columns of ``save("x.csv")``.
+
+        Figures of heads are means over heads; ``massive`` is the share of the energy in massive tokens; what was not
+        measured is NaN.
+
+        Raises:
+            LeadlineError: If pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise LeadlineError("to_dataframe needs pandas, which is not installed; run: pip install pandas") from error
+        return pandas.DataFrame(rows(self))
+
     def to_json(self) -> str:
         """Return the whole report as JSON. A number that is not finite becomes null."""
         return json.dumps(_without_nan(asdict(self)), indent=1, allow_nan=False)
@@ -104,7 +128,7 @@ class DepthReport(ReportData):
         return parse(text, cls)
 
     def save(self, path: str | os.PathLike[str], before: ReportData | None = None) -> None:
-        """Write a page (.html), the data (.json) or a figure for a paper (.png, .svg, .pdf).
+        """Write a page (.html), the data (.json), a row per layer (.csv) or a figure for a paper (.png, .svg, .pdf).
 
         Args:
             path: The file to write; its suffix chooses the format.
@@ -119,6 +143,8 @@ class DepthReport(ReportData):
             content = render_page(self, before).encode()
         elif suffix == ".json":
             content = (self.to_json() + "\n").encode()
+        elif suffix == ".csv":
+            content = csv_text(self).encode()
         else:
             content = render_figure(self, suffix[1:], before)
         _write(file, content)
@@ -135,12 +161,12 @@ def check_target(path: str | os.PathLike[str], before: bool = False) -> Path:
         The path.
 
     Raises:
-        LeadlineError: If the suffix is unknown, .json is to hold two reports, or the folder does not exist.
+        LeadlineError: If the suffix is unknown, .json or .csv is to hold two reports, or the folder does not exist.
     """
     file = Path(path)
     if file.suffix.lower() not in _SUFFIXES:
-        raise LeadlineError(f"cannot save as {file.name}; the name must end in .html, .json, .png, .svg or .pdf")
-    if before and file.suffix.lower() == ".json":
+        raise LeadlineError(f"cannot save as {file.name}; the name must end in .html, .json, .csv, .png, .svg or .pdf")
+    if before and file.suffix.lower() in (".json", ".csv"):
         raise LeadlineError(f"before is given and {file.name} is data; two reports side by side need a page or figure")
     if not file.parent.is_dir():
         raise LeadlineError(f"cannot save {file}: there is no folder {file.parent}; create it first")

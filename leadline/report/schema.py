@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from leadline import files
 from leadline.errors import LeadlineError, excerpt
 from leadline.report import layers as report_data
-from leadline.report.layers import Distribution, Heatmap
+from leadline.report.layers import DepthUse, Distribution, Heatmap
 
 T = TypeVar("T")
 LARGEST_FILE = 1 << 28  # bytes: 100 times the report of a deep model
@@ -162,4 +162,17 @@ def _heatmap_problem(heatmap: Heatmap) -> str:
     return ""
 
 
-_CHECKS: dict[Any, Callable[[Any], str]] = {Distribution: _histogram_problem, Heatmap: _heatmap_problem}
+def _depth_use_problem(use: DepthUse) -> str:
+    """Return what is wrong with a depth in use, or nothing."""
+    if use.unit not in ("loss", "kl", "cosine"):
+        return f"has the unit {excerpt(use.unit)}, it must be loss, kl or cosine"
+    if use.angles is not None and any(len(row) != len(use.angles) for row in use.angles):
+        return "has angles that are no square"
+    return ""
+
+
+_CHECKS: dict[Any, Callable[[Any], str]] = {
+    DepthUse: _depth_use_problem,
+    Distribution: _histogram_problem,
+    Heatmap: _heatmap_problem,
+}

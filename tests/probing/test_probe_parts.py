@@ -205,8 +205,14 @@ def test_a_block_that_does_nothing_is_redundant():
             projection.bias.zero_()
     report = probe(model, ids, trials=False)
     assert report.layers[2].change == 0
+    assert report.verdict.redundant is None  # not measured
+    report = probe(model, ids, trials=False, depth_use=True)
+    assert report.layers[2].removal == report.layers[2].influence == 0
     assert report.verdict.redundant == [2]
-    assert "Layer 2 changes the tokens by less than 5%" in report.verdict.text
+    assert "leaving out layer 2 turns the last hidden state by 0" in report.verdict.text
+    assert report.verdict.text.endswith(
+        "The weights are as initialised, so what removal does to the output means nothing yet."
+    )
 
 
 def test_gradient_norms_are_those_of_a_plain_backward_pass():

@@ -18,6 +18,7 @@ from leadline.report.html import charts as page_charts
 from leadline.report.html import tabs as tab_charts
 from leadline.report.html import text as page_text
 from leadline.report.html.page import page_tabs, render_page
+from leadline.report.rows import csv_text
 
 SAMPLES = {
     "collapse": lambda: report(),
@@ -97,7 +98,11 @@ def test_every_chart_is_whole(name):
 def test_the_page_is_well_formed_and_points_nowhere(name):
     sample = SAMPLES[name]()
     reader = read(render_page(sample))
-    assert reader.addresses == ["data:,"]
+    assert reader.addresses[0] == "data:,"
+    kind, content = reader.addresses[1].split(",")  # the table, to be saved
+    assert kind == "data:text/csv;base64"
+    assert base64.b64decode(content).decode() == csv_text(sample)
+    assert len(reader.addresses) == 2
     text = "".join(reader.text)
     assert sample.verdict.text in text
     assert sample.model in text

@@ -116,7 +116,7 @@ def by_head(
     if heads < 2 or not layers:
         return []
     by_layer = [[*(get(layer) or ()), *[None] * (heads - len(get(layer) or ()))] for layer in layers]
-    heat = _heat([list(row) for row in zip(*by_layer, strict=True)], ("layer", "head"))
+    heat = heat_of([list(row) for row in zip(*by_layer, strict=True)], ("layer", "head"))
     heat |= {"x0": layers[0].index}
     spec = {"x": {"title": "layer"}, "y": {"title": ylabel}, "heat": heat}
     return [Chart(title, "One cell a layer and head; brighter is larger.", spec)]
@@ -135,7 +135,7 @@ def per_head(
     return charts
 
 
-def _heat(rows: Sequence[Sequence[float | None]], names: tuple[str, str], low: float | None = None) -> dict[str, Any]:
+def heat_of(rows: Sequence[Sequence[float | None]], names: tuple[str, str], low: float | None = None) -> dict[str, Any]:
     """Encode a matrix in 16 bits per value, from ``low`` (by default the smallest value) to the largest."""
     known = [v for row in rows for value in row if (v := finite(value)) is not None]
     low = min(known, default=0.0) if low is None else low
@@ -182,7 +182,7 @@ def attention_maps(maps: Sequence[Heatmap]) -> list[Chart]:
         joined = (heatmap.tokens or len(heatmap.weights)) / len(heatmap.weights)
         if joined > 1:
             note += f" {joined:.3g} neighbours are joined in a cell, summed as keys and averaged as queries."
-        heat = {**_heat(rows, ("key", "query"), low=0.0), "dx": step * joined, "dy": step * joined, "square": True}
+        heat = {**heat_of(rows, ("key", "query"), low=0.0), "dx": step * joined, "dy": step * joined, "square": True}
         spec = {"x": {"title": "key"}, "y": {"title": "query"}, "heat": heat}
         charts.append(Chart(f"Layer {heatmap.layer}, head {heatmap.head}", note, spec))
     return charts

@@ -35,6 +35,7 @@ def page_tabs(report: ReportData, before: ReportData | None = None) -> list[Tab]
     none = markup("")
     pages = [
         Tab("Similarity", none, tabs.similarity(report)),
+        Tab("Depth in use", text.depth_use(report), tabs.depth_use(report)),
         Tab("Cosine", none, tabs.cosines(report)),
         Tab("Entropy", none, tabs.entropies(report)),
         Tab("Spectrum", none, tabs.spectrum(report)),
@@ -44,10 +45,11 @@ def page_tabs(report: ReportData, before: ReportData | None = None) -> list[Tab]
         pages.append(Tab("Attention", none, attention_maps(report.heatmaps)))
     if before is not None:
         pages.append(Tab("Before / after", text.comparison(before, report), tabs.before_and_after(before, report)))
-    data = [markup("<h3>Settings</h3>"), text.settings(report), text.table(report, "Layer by layer")]
+    data = [markup("<h3>Settings</h3>"), text.settings(report), text.download(report, "depth")]
+    data += [text.table(report, "Layer by layer")]
     if before is not None:
         data += [markup("<h3>Settings, before</h3>"), text.settings(before)]
-        data += [text.table(before, "Layer by layer, before")]
+        data += [text.download(before, "depth-before"), text.table(before, "Layer by layer, before")]
     pages.append(Tab("Data", join(data), []))
     empty = markup('<p class="soft">Not measured.</p>')
     return [tab if tab.html or tab.charts else tab._replace(html=empty) for tab in pages]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from leadline.report.html.charts import LAYER, Chart, Line, by_head, column, curves, per_head, violins
+from leadline.report.html.charts import LAYER, Chart, Line, by_head, column, curves, heat_of, per_head, violins
 from leadline.report.layers import LayerData, ReportData
 from leadline.report.presentation import finite, mean_of, outline
 
@@ -13,20 +13,27 @@ from leadline.report.presentation import finite, mean_of, outline
 def similarity(report: ReportData) -> list[Chart]:
     """Return curves of similarity, diversity, rate of escalation, and of the cures tried."""
     layers, x = report.layers, [layer.index for layer in report.layers]
+    massive = [layer.index for layer in layers if layer.massive_tokens]
     lines = [
-        ("similarity", *column(report, lambda f: f.similarity)),
+        ("similarity (t_sim)", *column(report, lambda f: f.similarity)),
+        ("robust similarity", *column(report, lambda f: f.similarity_robust)),
         ("mean cosine", *column(report, lambda f: f.cosine)),
+        ("between samples", *column(report, lambda f: f.cosine_samples)),
+        ("after the next norm", *column(report, lambda f: f.similarity_normed)),
         ("similarity, patches only", *column(report, lambda f: f.similarity_patches)),
+        ("robust, patches only", *column(report, lambda f: f.robust_patches)),
     ]
     charts = curves(
         "Token similarity",
-        "1 means that all tokens are the same vector. Thin lines: .5, .9 and .99.",
+        "1 means that all tokens are the same vector. Thin lines: .5, .9 and .99."
+        + (" Shaded: layers with a massive token." if massive else ""),
         "similarity",
         lines,
         zero=True,
     )
     for chart in charts:
         chart.spec["levels"] = [0.5, 0.9, 0.99]
+        chart.spec["bands"] = [[a - 0.5, b + 0.5] for a, b in _runs(massive)]
     charts += curves(
         "Token diversity",
         "1 minus similarity, on a logarithmic axis: a straight fall is a constant rate of escalation.",
@@ -47,6 +54,74 @@ def similarity(report: ReportData) -> list[Chart]:
         lines,
     )
     return charts + trials(report)
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and last of each run of consecutive numbers."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    return list(zip(starts, [n for n in numbers if n + 1 not in numbers], strict=True))
+
+
+def depth_use(report: ReportData) -> list[Chart]:
+    """Return what removal of each layer costs, the angles between layers, the logit lens, influence and sinks."""
+    use, x = report.depth_use, [layer.index for layer in report.layers]
+    unit = "change" if use is None else {"loss": "loss (nats)", "kl": "KL (nats)"}.get(use.unit, "1 - cosine")
+    charts = curves(
+        "Each layer left out",
+        "Change of the output when one layer is left out; near 0 the output does not need it.",
+        unit,
+        [
+            ("the block", *column(report, lambda f: f.removal)),
+            ("its attention alone", *column(report, lambda f: f.removal_attention)),
+            ("its MLP alone", *column(report, lambda f: f.removal_mlp)),
+        ],
+        zero=True,
+    )
+    for chart in charts:
+        chart.spec["bars"] = True
+        if use is not None:
+            chart.spec["levels"] = [use.threshold]
+    if use is not None and use.angles:
+        heat = heat_of([list(row) for row in use.angles], ("layer", "layer"), low=0.0) | {"square": True}
+        spec = {"x": {"title": "layer"}, "y": {"title": "layer"}, "heat": heat}
+        note = "Mean angle between the same token after two layers, over pi; dark blocks are layers that change little."
+        charts.append(Chart("Angles between layers", note, spec))
+    charts += curves(
+        "Block influence",
+        "1 minus the mean cosine of a token before and after the block, and the angle between them over pi.",
+        "influence",
+        [
+            ("block influence", *column(report, lambda f: f.influence)),
+            ("angle / pi", *column(report, lambda f: f.angle)),
+        ],
+        zero=True,
+    )
+    charts += curves(
+        "Logit lens",
+        "KL of the output from what the final norm and head make of each layer.",
+        "KL (nats)",
+        [("divergence", *column(report, lambda f: f.lens))],
+        zero=True,
+    )
+    charts += curves(
+        "Where the final prediction leads",
+        "Share of predictions whose first choice is the final one, and where it leads for the first time.",
+        "share",
+        [
+            ("agrees with the output", *column(report, lambda f: f.lens_agrees)),
+            ("leads for the first time", *column(report, lambda f: f.lens_first)),
+        ],
+        zero=True,
+    )
+    charts += curves(
+        "Attention sinks",
+        "A sink is a key that gets more than .3 of the attention, mean over queries.",
+        "share of heads",
+        [("heads with a sink", x, [layer.sink_share for layer in report.layers])],
+        zero=True,
+    )
+    charts += by_head(report, "Largest mean weight of a key", "head", lambda f: f.sink_weight)
+    return charts + by_head(report, "Largest score", "head", lambda f: f.largest_score)
 
 
 def trials(report: ReportData) -> list[Chart]:

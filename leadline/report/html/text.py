@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Sequence
 
 from leadline.report.html.markup import Html, join, markup
 from leadline.report.layers import LayerData, ReportData, Trial
 from leadline.report.presentation import NONE, as_text, cure_call, finite, mean_of, number, spans
-from leadline.report.verdict import TREND_BLOCKS, depth_of_collapse, entropy_share
+from leadline.report.rows import csv_text, massive_share
+from leadline.report.verdict import TREND_BLOCKS, depth_of_collapse, entropy_share, figure, price
 
 _KINDS = {
     "collapse": "▲ Collapse: tokens become alike",
+    "common direction": "◆ A common direction, in use: no collapse",
+    "unused depth": "▼ Unused depth: layers that the output does not need",
     "no collapse": "● No collapse",
     "entropy collapse": "■ Entropy collapse: attention looks at single tokens",
 }
 
 
+UNITS = {"loss": "loss (nats)", "kl": "output (KL, nats)", "cosine": "output (1 - cosine)"}
+
+
 def _last(report: ReportData) -> float | None:
-    return finite(report.layers[-1].similarity) if report.layers else None
+    return finite(figure(report.layers[-1])) if report.layers else None
+
+
+def _raw(report: ReportData) -> str:
+    """Return the raw similarity after the last layer as a remark, where another one is shown."""
+    if not report.layers or report.layers[-1].similarity_robust is None:
+        return ""
+    return f"; raw t_sim at the end {number(report.layers[-1].similarity)}"
 
 
 def _passes(report: ReportData) -> list[tuple[str, str]]:
@@ -28,11 +42,13 @@ def _passes(report: ReportData) -> list[tuple[str, str]]:
 def facts(report: ReportData) -> list[tuple[str, str, str]]:
     """Return the numbers behind the verdict: name, number and remark of each."""
     verdict, depth = report.verdict, max(0, len(report.layers) - 1)
-    entry = finite(report.layers[0].similarity) if report.layers else None
-    redundant = spans(verdict.redundant)
+    entry = finite(figure(report.layers[0])) if report.layers else None
+    redundant = spans(verdict.redundant or [])
     ahead = finite(verdict.collapse_depth)
     where = NONE if ahead is None else f"layer {number(float(f'{ahead:.3g}'))}"
-    if ahead is None:
+    if ahead is None and _trained(report):
+        remark = "not predicted for trained weights"
+    elif ahead is None:
         remark = ".99 is not in sight" if depth >= TREND_BLOCKS else "too few layers to show a trend"
     elif ahead > depth:
         where = f"{depth_of_collapse(ahead, depth)} layers"
@@ -43,7 +59,7 @@ def facts(report: ReportData) -> list[tuple[str, str, str]]:
     share = mean_of([value for layer in report.layers if (value := entropy_share(layer)) is not None])
     sharp = spans(verdict.entropy_collapse)
     return [
-        ("Similarity after the last layer", number(_last(report)), f"at the input {number(entry)}"),
+        ("Similarity after the last layer", number(_last(report)), f"at the input {number(entry)}{_raw(report)}"),
         *((f"Similarity passes {level}", where, "") for level, where in _passes(report)),
         ("Rate of escalation", number(verdict.rate), "fitted: growth of similarity / diversity a layer"),
         ("Rate by theory", number(verdict.expected_rate), "1 + gain² at the gain measured"),
@@ -54,21 +70,50 @@ def facts(report: ReportData) -> list[tuple[str, str, str]]:
             NONE if share is None else f"{number(share)} of uniform",
             f"next to one token in layers {sharp}" if sharp else "mean over layers and heads",
         ),
+        _depth_in_use(report, depth),
         (
             "Redundant layers",
-            f"{len(set(verdict.redundant))} of {depth}" if redundant else "none",
-            f"layers {redundant}" if redundant else "every layer changes something",
+            NONE if verdict.redundant is None else f"{len(set(verdict.redundant))} of {depth}" if redundant else "none",
+            _redundant_words(verdict.redundant, redundant),
         ),
     ]
+
+
+def _trained(report: ReportData) -> bool:
+    """Whether the weights are known to be trained."""
+    return report.settings.get("initialised") is False
+
+
+def _depth_in_use(report: ReportData, depth: int) -> tuple[str, str, str]:
+    """Return the number of layers in use: name, number and remark."""
+    use = report.depth_use
+    if use is None:
+        return "Depth in use", NONE, "not measured; depth_use=True leaves out each layer"
+    if use.in_use is None:
+        return "Depth in use", NONE, "only some layers were left out"
+    limit = f"{number(use.threshold)} {'nats' if use.unit != 'cosine' else '(1 - cosine)'}"
+    words = f"no layer can be left out for {limit}" if use.in_use == depth else f"the others cost at most {limit}"
+    return "Depth in use", f"{use.in_use} of {depth}", words
+
+
+def _redundant_words(layers: list[int] | None, words: str) -> str:
+    if layers is None:
+        return "not measured: no layer, or not every layer, was left out"
+    return f"layers {words}, left out together" if words else "each was left out, and the output needs it"
 
 
 def advice(report: ReportData) -> Html:
     """Return the advice, one sentence of HTML."""
     verdict = report.verdict
     if verdict.recommendation:
+        chosen = next((trial for trial in verdict.trials if trial.cure == verdict.recommendation), None)
         return markup(
-            "Recommended, because it moved the number: <code>{call}</code>", call=cure_call(verdict.recommendation)
+            "Recommended, because it moved the number: <code>{call}</code>.{price}",
+            call=cure_call(verdict.recommendation),
+            price="" if chosen is None else price(verdict, chosen),
         )
+    if verdict.kind in ("common direction", "unused depth"):
+        return markup("No cure is recommended: nothing collapses here.")
     if verdict.kind == "no collapse":
         return markup("Leave it alone: nothing collapses here.")
     ran = [trial for trial in verdict.trials if trial.error is None]
@@ -87,15 +132,17 @@ def _step(before: float | None, after: float | None) -> list[str]:
     return [number(before), number(after), change]
 
 
-def _trial_row(trial: Trial, pairs: list[tuple[float | None, float | None]], best: bool) -> Html:
+def _trial_row(trial: Trial, pairs: list[tuple[float | None, float | None]], best: bool, cost: bool) -> Html:
     """Return the row of one trial.
 
     Args:
         trial: The cure that was tried.
         pairs: Before and after of each number shown.
         best: Whether this cure is recommended.
+        cost: Whether there is a column for the change of the output.
     """
     cells = [cell for before, after in pairs for cell in _step(before, after)]
+    cells += [NONE if trial.change is None else f"{trial.change:+.3g}"] * cost
     if trial.error is not None:
         word = f"could not be tried: {trial.error}"
     else:
@@ -116,18 +163,24 @@ def trials(report: ReportData) -> Html:
     verdict = report.verdict
     if not verdict.trials:
         return markup("")
-    similarity = finite(verdict.before[-1]) if verdict.before else _last(report)
+    robust = bool(verdict.before_robust)
+    start = verdict.before_robust if robust else verdict.before
+    similarity = finite(start[-1]) if start else _last(report)
+    units = {trial.unit for trial in verdict.trials if trial.unit is not None}
     about_entropy = any(trial.entropy for trial in verdict.trials)
     entropy = mean_of([value for layer in report.layers if (value := mean_of(layer.entropy)) is not None])
     rows = []
     for trial in verdict.trials:
         ran = trial.error is None
-        pairs = [(similarity, finite(trial.similarity[-1]) if ran and trial.similarity else None)]
+        curve = trial.robust if robust else trial.similarity
+        pairs = [(similarity, finite(curve[-1]) if ran and curve else None)]
         if about_entropy:
             pairs.insert(0, (entropy, mean_of(trial.entropy)))
-        rows.append(_trial_row(trial, pairs, ran and trial.cure == verdict.recommendation))
+        rows.append(_trial_row(trial, pairs, ran and trial.cure == verdict.recommendation, bool(units)))
     groups = ["similarity after the last layer"]
     note = markup("")
+    if units:
+        groups.append(f"change of the {UNITS.get(min(units), 'output')}")
     if about_entropy:
         groups.insert(0, "mean entropy (nats)")
         note = markup('<p class="soft">Entropy before is over the whole input, after over the batch of the trials.</p>')
@@ -135,11 +188,20 @@ def trials(report: ReportData) -> Html:
         '<div class="scroll"><table class="trials"><caption>Cures tried on the same batch</caption><thead>'
         '<tr><th class="word" rowspan="2">cure</th>{groups}<th class="word" rowspan="2">did it help?</th></tr><tr>'
         "{columns}</tr></thead><tbody>{rows}</tbody></table></div>{note}",
-        groups=join(markup('<th colspan="3" class="group">{group}</th>', group=group) for group in groups),
-        columns=join(markup("<th>before</th><th>after</th><th>change</th>") for _ in groups),
+        groups=join(_group(group) for group in groups),
+        columns=join(
+            markup("<th>before</th><th>after</th><th>change</th>") for group in groups if "change" not in group
+        ),
         rows=join(rows),
         note=note,
     )
+
+
+def _group(name: str) -> Html:
+    """Return the head of three columns, or of one that holds a change alone."""
+    if "change" in name:
+        return markup('<th rowspan="2">{name}</th>', name=name)
+    return markup('<th colspan="3" class="group">{name}</th>', name=name)
 
 
 def verdict(report: ReportData) -> Html:
@@ -155,12 +217,66 @@ def verdict(report: ReportData) -> Html:
     known = sentence in report.verdict.text
     return markup(
         '<section class="verdict" aria-label="Verdict"><p class="kind">{kind}</p><p class="text">{text}</p>'
-        '{paragraph}</section><dl class="tiles">{tiles}</dl>{trials}',
+        '{paragraph}{notes}</section><dl class="tiles">{tiles}</dl>{trials}',
         kind=kind,
         text=report.verdict.text,
         paragraph="" if known else markup('<p class="advice">{sentence}</p>', sentence=sentence),
+        notes=_notes(report),
         tiles=tiles,
         trials=trials(report),
+    )
+
+
+def _notes(report: ReportData) -> Html:
+    """Return what is no illness, as a list; empty if there is nothing."""
+    if not report.verdict.notes:
+        return markup("")
+    items = join(markup("<li>{note}</li>", note=note) for note in report.verdict.notes)
+    return markup('<ul class="notes">{items}</ul>', items=items)
+
+
+def depth_use(report: ReportData) -> Html:
+    """Return the words and the table above the charts of depth in use."""
+    use = report.depth_use
+    if use is None:
+        return markup('<p class="soft">No layer was left out: leadline.probe(..., depth_use=True) does that.</p>')
+    words = [*use.notes]
+    if use.rank_correlation is not None:
+        words.append(
+            f"Rank correlation of block influence with measured removal: {number(use.rank_correlation)} (Spearman)."
+        )
+    if report.verdict.initialised:
+        words.append("The weights are as initialised, so the output means nothing yet.")
+    sets = [*use.together, *([use.tail] if use.tail is not None else [])]
+    rows = join(
+        markup(
+            '<tr><td class="word">{layers}</td><td>{change}</td><td>{error}</td></tr>',
+            layers=spans(removal.layers),
+            change=f"{removal.change:+.4g}",
+            error=number(removal.error),
+        )
+        for removal in sets
+    )
+    paragraphs = join(markup("<p>{word}</p>", word=word) for word in words)
+    if not sets:
+        return paragraphs
+    return markup(
+        '{paragraphs}<div class="scroll"><table><caption>Layers left out together</caption><thead><tr>'
+        '<th class="word">layers</th><th>change of the {what}</th><th>standard error</th></tr></thead>'
+        "<tbody>{rows}</tbody></table></div>",
+        paragraphs=paragraphs,
+        what=UNITS.get(use.unit, use.unit),
+        rows=rows,
+    )
+
+
+def download(report: ReportData, name: str) -> Html:
+    """Return a link that saves the table as CSV; the data lie in the link, so that no network is needed."""
+    data = base64.b64encode(csv_text(report).encode()).decode()
+    return markup(
+        '<p><a class="download" download="{name}.csv" href="data:text/csv;base64,{data}">Save as CSV</a></p>',
+        name=name,
+        data=data,
     )
 
 
@@ -210,9 +326,17 @@ def table(report: ReportData, caption: str) -> Html:
 
     columns: Sequence[tuple[str, Callable[[LayerData], float | None]]] = [
         ("similarity", lambda f: f.similarity),
+        ("robust", lambda f: f.similarity_robust),
         ("sim. patches", lambda f: f.similarity_patches),
+        ("robust patches", lambda f: f.robust_patches),
         ("diversity", lambda f: f.diversity),
         ("cosine", lambda f: f.cosine),
+        ("between samples", lambda f: f.cosine_samples),
+        ("after next norm", lambda f: f.similarity_normed),
+        ("massive", lambda f: massive_share(f) or None),
+        ("influence", lambda f: f.influence),
+        ("removal", lambda f: f.removal),
+        ("lens", lambda f: f.lens),
         ("rate", lambda f: f.rate),
         *((f"rate {part}", of(part)) for part in parts),
         ("gain", lambda f: f.gain),

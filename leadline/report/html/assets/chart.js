@@ -3,19 +3,21 @@
    spec.x, spec.y   title; ticks [[value, text], ...]; log; zero (0 in sight); range
    spec.lines       name, x, y, look (color, dash, symbol), dots (no line), labels of the dots
    spec.levels      heights of thin lines across
+   spec.bands       [from, to] on the x axis, shaded
+   spec.bars        lines as bars side by side
    spec.violins     half (width on the x axis), items [place, name, values, half-widths in %, mode, median, mean]
    spec.heat        columns, rows, x0, dx, y0, dy, low, top, values (base64, 16 bit), names of x and y, square */
 var DepthChart = (function () {
   "use strict";
-  var INK = "#1a1a1a", SOFT = "#555", GRID = "#e6e6e6", BLUE = "#0072B2";
+  var INK = "var(--ink)", SOFT = "var(--soft)", GRID = "var(--grid)", BLUE = "var(--violin)";
   var DASHES = { solid: "", dash: "8 5", dot: "2 4", dashdot: "9 4 2 4", longdash: "14 4 3 4 3 4" };
   // the scale cividis: its lightness grows evenly, and reads the same for the colour-blind and in grey
   var CIVIDIS = [[0, 34, 78], [18, 53, 112], [59, 73, 108], [87, 93, 109], [112, 113, 115], [138, 134, 120],
     [166, 157, 117], [196, 181, 108], [228, 207, 91], [254, 232, 56]];
   var MARKS = [
-    { name: "mode", look: { color: "#000000", symbol: "diamond", open: true } },
+    { name: "mode", look: { color: INK, symbol: "diamond", open: true } },
     { name: "mean", look: { color: "#D55E00", symbol: "circle" } },
-    { name: "median", look: { color: "#000000", symbol: "dash" } },
+    { name: "median", look: { color: INK, symbol: "dash" } },
   ];
   var SHAPE = { name: "distribution", look: { color: BLUE, symbol: "violin" } };
   var charts = 0;
@@ -43,6 +45,7 @@ var DepthChart = (function () {
     if (gap > 0 && gap < 5e-5) return "1 - " + number(Number(gap.toPrecision(2)));
     return size >= 1e-3 && size < 1e5 ? String(Number(v.toPrecision(5))) : String(Number(v.toExponential(3)));
   }
+  function tint(color) { return color === "#000000" ? INK : color === "#0072B2" ? BLUE : color; }
   function known(v) { return v !== null && v !== undefined; }
 
   // "M x y ..." of a mark of radius r
@@ -62,8 +65,8 @@ var DepthChart = (function () {
   }
   function mark(parent, look, x, y, r) {
     return svg("path", {
-      "class": "mark", d: symbol(look.symbol, x, y, r), stroke: look.color, "stroke-width": look.symbol === "dash" ? 2 : 1,
-      fill: look.symbol === "violin" ? "rgba(0,114,178,0.28)" : look.open ? "#fff" : look.color,
+      "class": "mark", d: symbol(look.symbol, x, y, r), stroke: tint(look.color), "stroke-width": look.symbol === "dash" ? 2 : 1,
+      fill: look.symbol === "violin" ? "rgba(0,114,178,0.28)" : look.open ? "var(--paper)" : tint(look.color),
       "fill-opacity": look.open ? 0.6 : 1,
     }, parent);
   }
@@ -143,7 +146,7 @@ var DepthChart = (function () {
   };
   function sample(parent, part) {
     var look = part.look, small = svg("svg", { width: 30, height: 12, "aria-hidden": "true" }, parent);
-    if (look.dash !== undefined && !part.dots) svg("path", { d: "M1 6H29", stroke: look.color, "stroke-width": 2, "stroke-dasharray": DASHES[look.dash] }, small);
+    if (look.dash !== undefined && !part.dots) svg("path", { d: "M1 6H29", stroke: tint(look.color), "stroke-width": 2, "stroke-dasharray": DASHES[look.dash] }, small);
     mark(small, look, 15, 6, look.symbol === "violin" ? 3 : 3.5);
   }
 
@@ -244,11 +247,15 @@ var DepthChart = (function () {
     write(axes, area.left + area.width / 2, bottom + 33, spec.x.title, { "text-anchor": "middle", fill: INK, "font-size": 12 });
     write(axes, 0, 0, spec.y.title, { "text-anchor": "middle", fill: INK, "font-size": 12, transform: "translate(12 " + (area.top + area.height / 2) + ") rotate(-90)" });
     var inside = svg("g", { "clip-path": "url(#" + this.id + ")" }, root);
+    (spec.bands || []).forEach(function (band) {
+      svg("rect", { "class": "band", x: chart.px(band[0]), y: area.top, width: chart.px(band[1]) - chart.px(band[0]), height: area.height, fill: "var(--band)" }, inside);
+    });
     (spec.levels || []).forEach(function (level) {
       svg("path", { "class": "level", d: "M" + area.left + " " + chart.py(level) + "h" + area.width, stroke: "#999", "stroke-width": 0.8 }, inside);
     });
     if (heat) this.drawHeat(inside, root);
     else if (spec.violins) this.drawViolins(inside);
+    else if (spec.bars) this.drawBars(inside);
     else this.shown().forEach(function (line) { chart.drawLine(inside, line); });
     this.cursor = svg("g", { "pointer-events": "none" }, root);
   };
@@ -263,9 +270,22 @@ var DepthChart = (function () {
       pen = "L";
       points.push(at);
     });
-    if (!line.dots) svg("path", { "class": "line", d: d, fill: "none", stroke: line.look.color, "stroke-width": 2, "stroke-linejoin": "round", "stroke-dasharray": DASHES[line.look.dash] }, parent);
+    if (!line.dots) svg("path", { "class": "line", d: d, fill: "none", stroke: tint(line.look.color), "stroke-width": 2, "stroke-linejoin": "round", "stroke-dasharray": DASHES[line.look.dash] }, parent);
     var step = line.dots ? 1 : Math.max(1, Math.ceil(points.length / 16));
     points.forEach(function (at, i) { if (i % step === 0) mark(parent, line.look, at[0], at[1], line.dots ? 2 : 3.5); });
+  };
+
+  Chart.prototype.drawBars = function (parent) {
+    var chart = this, shown = this.shown(), floor = this.py(0);
+    var slot = 0.8 * Math.abs(this.px(1) - this.px(0)), width = slot / Math.max(1, shown.length);
+    shown.forEach(function (line, k) {
+      line.x.forEach(function (x, i) {
+        if (!known(line.y[i])) return;
+        var y = chart.py(line.y[i]), left = chart.px(x) - slot / 2 + k * width;
+        svg("rect", { "class": "mark bar", x: left, y: Math.min(y, floor), width: Math.max(1, width), height: Math.max(1, Math.abs(floor - y)), fill: tint(line.look.color) }, parent);
+        svg("path", { "class": "mark", d: symbol(line.look.symbol, left + width / 2, y, 2.5), fill: tint(line.look.color) }, parent);
+      });
+    });
   };
 
   Chart.prototype.drawViolins = function (parent) {
@@ -419,7 +439,7 @@ var DepthChart = (function () {
       if (!from) { read(event); return; }
       var a = inside(from), b = inside(place(event));
       chart.hide();
-      if (!frame) frame = svg("rect", { fill: "rgba(0,0,0,0.08)", stroke: SOFT }, plot.firstChild);
+      if (!frame) frame = svg("rect", { fill: "var(--band)", stroke: SOFT }, plot.firstChild);
       frame.setAttribute("x", Math.min(a[0], b[0]));
       frame.setAttribute("y", Math.min(a[1], b[1]));
       frame.setAttribute("width", Math.abs(a[0] - b[0]));
