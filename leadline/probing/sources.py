@@ -24,7 +24,7 @@ from leadline.models import MODELS, create_model
 from leadline.models.base import Model
 from leadline.models.foreign.pretrained import check_description, load_pretrained, load_tokenizer_of
 from leadline.models.io import model_folder
-from leadline.nn.options import DEEPEST
+from leadline.nn.config import DEEPEST
 
 Inputs = dict[str, Any] | Tensor
 
