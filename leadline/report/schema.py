@@ -164,10 +164,10 @@ def _heatmap_problem(heatmap: Heatmap) -> str:
 
 def _depth_use_problem(use: DepthUse) -> str:
     """Return what is wrong with a depth in use, or nothing."""
-    if use.unit not in ("loss", "kl", "cosine"):
-        return f"has the unit {excerpt(use.unit)}, it must be loss, kl or cosine"
     if use.angles is not None and any(len(row) != len(use.angles) for row in use.angles):
         return "has angles that are no square"
+    if any(angle < 0 for row in use.angles or [] for angle in row):
+        return "has angles below 0"
     return ""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from leadline.report import DepthReport, Distribution, Heatmap, LayerData, Trial, Verdict
+from leadline.report import DepthReport, DepthUse, Distribution, Heatmap, LayerData, Massive, Removal, Trial, Verdict
 
 
 def histogram(values: np.ndarray, low: float, high: float, bins: int = 80) -> Distribution:
@@ -41,7 +41,7 @@ def layers(depth: int, heads: int, gain: float, sharpness: float = 0.3, tokens: 
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(tokens, d))
     data, maps = [], []
-    before = None
+    previous, before = None, None
     for index in range(depth + 1):
         P = None
         if index:
@@ -64,6 +64,10 @@ def layers(depth: int, heads: int, gain: float, sharpness: float = 0.3, tokens: 
             effective_rank=float(np.exp(-(share * np.log(share + 1e-30)).sum())),
             similarity_patches=_similarity(X[1:])[0],
             cosines=histogram(cosines, -1, 1),
+            tokens=tokens,
+            similarity_robust=float(cosines.mean()),
+            cosine_samples=float(cosines.mean()) / 2,
+            similarity_normed=similarity,
         )
         if P is not None:
             entropy = -(P * np.log(P + 1e-30)).sum(-1)
@@ -77,9 +81,13 @@ def layers(depth: int, heads: int, gain: float, sharpness: float = 0.3, tokens: 
             layer.entropy_uniform = math.log(tokens)
             layer.gain, layer.change = gain, gain * 0.7
             layer.rate = before / diversity
+            turn = np.sum(unit * previous, axis=1)
+            layer.influence, layer.angle = float(1 - turn.mean()), float(np.arccos(turn.clip(-1, 1)).mean() / math.pi)
+            layer.sink_weight = P.mean(1).max(1).tolist()
+            layer.sink_share = float(np.mean(P.mean(1).max(1) > 0.3))
             layer.rates = {"attention": layer.rate * 1.05, "norm": 1.0, "mlp": 0.97}
             maps.append(Heatmap(index, 0, P[0].tolist()))
-        before = diversity
+        previous, before = unit, diversity
         data.append(layer)
     return data, maps
 
@@ -94,7 +102,7 @@ def report(
     passes = {
         level: next((f.index for f in data if f.similarity > float(level)), None) for level in (".5", ".9", ".99")
     }
-    trials, recommendation = [], None
+    trials, recommendation, use = [], None, None
     if kind == "collapse":
         for alpha in (0.5, 0.9):
             cured, _ = layers(depth, heads, gain * (1 - alpha), seed=1)
@@ -119,12 +127,25 @@ def report(
         rate=(data[0].diversity / data[-1].diversity) ** (1 / depth),
         expected_rate=1 + gain**2,
         collapse_depth=float(passes[".99"] or 230) if kind == "collapse" else None,
-        redundant=list(range(depth // 2, depth)) if kind == "collapse" else [],
+        redundant=list(range(depth // 2, depth)) if kind == "collapse" else None,
         trials=trials,
         before=curve if trials else [],
         entropy_collapse=list(range(1, depth + 1)) if kind == "entropy collapse" else [],
         recommendation=recommendation,
     )
+    if kind == "collapse":
+        for layer in data[1:]:
+            layer.massive_tokens = [Massive(0, 0.9, 40.0, 1.0)] if layer.index > 2 else []
+            layer.massive_channels = [Massive(7, 0.1, 150.0, 0.5)]
+            layer.removal, layer.removal_error = 2.0 / layer.index, 0.01
+            layer.lens, layer.lens_agrees, layer.lens_first = float(depth - layer.index), 0.5, 1 / (depth + 1)
+        use = DepthUse("loss", 0.05, depth - 2, [depth - 1, depth], [Removal([depth - 1, depth], 0.03, 0.01)])
+        use.angles = [[abs(i - j) / (2 * depth + 2) for j in range(depth + 1)] for i in range(depth + 1)]
+        use.tail, use.loss, use.rank_correlation, use.notes = Removal([depth], 0.01, None), 3.6, 0.7, ["A note <b>."]
+        verdict.notes = ["Token 0 is massive in layer 3 & on."]
+        for trial in trials:
+            trial.change, trial.change_error, trial.unit = 0.4, 0.1, "loss"
+            trial.robust = trial.similarity
     settings = {
         "samples": 8,
         "tokens": 24,
@@ -132,7 +153,7 @@ def report(
         "device": "cpu",
         "versions": {"torch": "2.11", "x": None},
     }
-    return DepthReport(model, settings, data, verdict, maps[:: max(1, depth // 4)])
+    return DepthReport(model, settings, data, verdict, maps[:: max(1, depth // 4)], use)
 
 
 def bare() -> DepthReport:

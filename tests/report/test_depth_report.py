@@ -68,3 +68,33 @@ def test_what_is_not_finite_is_null_and_read_as_nan():
     again = DepthReport.from_json(text)
     assert again.layers[1].similarity != again.layers[1].similarity
     assert again.layers[1].rate is None
+
+
+def test_the_data_frame_and_the_csv_file_have_a_row_per_layer(tmp_path):
+    whole = sample(depth=3)
+    table = whole.to_dataframe()
+    assert list(table.columns[:12]) == [
+        "layer", "name", "similarity", "similarity_robust", "cosine", "diversity", "norm", "massive", "influence",
+        "removal", "lens", "entropy",
+    ]  # fmt: skip
+    assert table["layer"].tolist() == [0, 1, 2, 3]
+    assert table["removal"].isna().tolist() == [True, False, False, False]
+    assert table["removal"][2] == whole.layers[2].removal
+    assert table["massive"].tolist() == [0, 0, 0, 0.9]
+    whole.save(tmp_path / "depth.csv")
+    pandas = pytest.importorskip("pandas")
+    read = pandas.read_csv(tmp_path / "depth.csv", float_precision="round_trip")
+    pandas.testing.assert_frame_equal(read, table, check_exact=True, check_dtype=False)
+
+
+def test_a_report_from_before_the_robust_figures_can_be_read():
+    old = json.loads(sample("no collapse", depth=2).to_json())
+    for name in ("depth_use",):
+        del old[name]
+    for layer in old["layers"]:
+        for name in ("similarity_robust", "tokens", "influence", "massive_tokens", "removal"):
+            del layer[name]
+    old["verdict"]["redundant"] = [1]
+    again = DepthReport.from_json(json.dumps(old))
+    assert again.layers[1].similarity_robust is None
+    assert again.verdict.redundant == [1]

@@ -18,6 +18,7 @@ from leadline.report.html import charts as page_charts
 from leadline.report.html import tabs as tab_charts
 from leadline.report.html import text as page_text
 from leadline.report.html.page import page_tabs, render_page
+from leadline.report.presentation import number
 from leadline.report.rows import csv_text
 
 SAMPLES = {
@@ -307,9 +308,8 @@ def test_before_and_after_stand_side_by_side():
     one, two = charts[-2:]
     assert (one.title, two.title) == ("Cosine of token pairs, before", "Cosine of token pairs, after")
     assert one.spec["y"]["range"] == two.spec["y"]["range"]
-    assert f"<td>{before.layers[-1].similarity:.4g}</td><td>{after.layers[-1].similarity:.4g}</td>" in (
-        page_text.comparison(before, after)
-    )
+    ends = [number(sample.layers[-1].similarity_robust) for sample in (before, after)]
+    assert f"<td>{ends[0]}</td><td>{ends[1]}</td>" in (page_text.comparison(before, after))
 
 
 @pytest.fixture(scope="module")
@@ -371,3 +371,27 @@ def test_a_comparison_of_two_models_says_so():
     html_text = page_text.comparison(one, two)
     assert f"model {html.escape(one.model)} and ViT&lt;b&gt;" in html_text
     assert f"tokens {one.settings['tokens']} and 64" in html_text
+
+
+def test_depth_in_use_is_on_its_tab():
+    sample = report(depth=6)
+    tab = {tab.name: tab for tab in page_tabs(sample)}["Depth in use"]
+    titles = [chart.title for chart in tab.charts]
+    assert titles[:3] == ["Each layer left out", "Angles between layers", "Block influence"]
+    assert tab.charts[0].spec["lines"][0]["y"][1:] == pytest.approx([layer.removal for layer in sample.layers[1:]])
+    assert tab.charts[0].spec["levels"] == [0.05]
+    np.testing.assert_allclose(heat_values(tab.charts[1].spec["heat"]), sample.depth_use.angles, atol=1e-4)
+    assert "A note &lt;b&gt;." in tab.html
+    assert '<td class="word">5–6</td><td>+0.03</td><td>0.01</td>' in tab.html
+    assert tab_charts.similarity(sample)[0].spec["bands"] == [[2.5, 6.5]]
+    facts = {what: words for what, *words in page_text.facts(sample)}
+    assert facts["Depth in use"] == ["4 of 6", "the others cost at most 0.05 nats"]
+    assert "so it helps only if the model is then trained with it" in page_text.advice(sample)
+    assert "<td>+0.4</td>" in page_text.trials(sample)
+
+
+def test_without_removal_nothing_is_called_redundant():
+    sample = report("no collapse", depth=6)
+    facts = {what: words for what, *words in page_text.facts(sample)}
+    assert facts["Redundant layers"] == ["–", "not measured: no layer, or not every layer, was left out"]
+    assert "depth_use=True" in {tab.name: tab for tab in page_tabs(sample)}["Depth in use"].html

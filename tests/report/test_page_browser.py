@@ -102,10 +102,14 @@ def middle(chromium, chart):
 @pytest.mark.parametrize(
     ("tab", "chart", "words"),
     [
-        (0, "Token similarity", ["layer 6", "similarity 0.57", "mean cosine 0.55", "similarity, patches only 0.57"]),
-        (1, "Cosine of token pairs", ["layer 6, encoder.layer.5", "mode 0.", "median 0.", "mean 0."]),
-        (3, "delta", ["layer 6", "mean over heads 0.", "head "]),
-        (5, "Layer 1, head 0", ["key ", "query ", "0."]),
+        (
+            0,
+            "Token similarity",
+            ["layer 6", "similarity (t_sim) 0.57", "mean cosine 0.55", "similarity, patches only 0.57"],
+        ),
+        (2, "Cosine of token pairs", ["layer 6, encoder.layer.5", "mode 0.", "median 0.", "mean 0."]),
+        (4, "delta", ["layer 6", "mean over heads 0.", "head "]),
+        (6, "Layer 1, head 0", ["key ", "query ", "0."]),
     ],
 )
 def test_hover_reads_out_the_numbers(chromium, pages, tab, chart, words):
@@ -115,7 +119,7 @@ def test_hover_reads_out_the_numbers(chromium, pages, tab, chart, words):
     chromium.click(f"#tab-{tab}")
     x, y = middle(chromium, chart)
     x += (
-        -150 if tab == 5 else 24
+        -150 if tab == 6 else 24
     )  # the square lies to the left; the middle layer is right of the middle, beside the axis
     chromium.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     chromium.until(f"{READ_OUT} !== ''")
@@ -135,7 +139,7 @@ def test_a_chart_answers_to_the_keyboard(chromium, pages):
     for key, expected in (("ArrowRight", "input"), ("ArrowRight", "layer 1"), ("ArrowLeft", "input")):
         chromium.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key)
         assert expected in chromium.run(READ_OUT)
-    assert f"similarity {report().layers[0].similarity:.5g}" in chromium.run(READ_OUT)
+    assert f"similarity (t_sim) {report().layers[0].similarity:.5g}" in chromium.run(READ_OUT)
     chromium.call("Input.dispatchKeyEvent", type="keyDown", key="Escape", code="Escape")
     assert chromium.run(READ_OUT) == ""
 
@@ -150,7 +154,8 @@ def test_the_legend_switches_curves_off_and_on(chromium, pages):
         chromium.click(".chart .key")
         assert chromium.run("document.querySelector('.chart .key').getAttribute('aria-pressed')") == pressed
         assert chromium.run(lines) == count
-    for _ in range(3):  # with nothing left to draw the axes stay
+    keys = chromium.run("document.querySelectorAll('.chart')[0].querySelectorAll('.key').length")
+    for _ in range(keys):  # with nothing left to draw the axes stay
         chromium.click(".chart .key[aria-pressed=true]")
     assert chromium.run("document.querySelectorAll('.chart')[0].querySelectorAll('path.line').length") == 0
     clean(chromium)
@@ -192,7 +197,7 @@ def test_a_tap_reads_out_on_a_phone(chromium, pages):
 def test_tabs_answer_to_the_keyboard(chromium, pages):
     chromium.open(pages["bare"])
     chromium.run("document.getElementById('tab-0').focus()")
-    for key, expected in (("ArrowRight", "tab-1"), ("End", "tab-5"), ("ArrowRight", "tab-0"), ("ArrowLeft", "tab-5")):
+    for key, expected in (("ArrowRight", "tab-1"), ("End", "tab-6"), ("ArrowRight", "tab-0"), ("ArrowLeft", "tab-6")):
         chromium.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key)
         assert chromium.run("document.activeElement.id") == expected
         assert chromium.run("document.querySelector('[aria-selected=true]').id") == expected
@@ -202,7 +207,7 @@ def test_charts_follow_the_window(chromium, pages):
     chromium.size(1280, 800)
     chromium.open(pages["collapse"])
     chromium.until(DRAWN)
-    widest = "Math.max(...Array.from(document.querySelectorAll('#panel-1 .drawing'), s => s.clientWidth))"
+    widest = "Math.max(...Array.from(document.querySelectorAll('#panel-2 .drawing'), s => s.clientWidth))"
     assert chromium.run(widest) > 1000
     chromium.size(500, 800)
     chromium.until(f"{widest} <= 500")

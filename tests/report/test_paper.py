@@ -78,7 +78,7 @@ def test_drawing_leaves_matplotlib_as_it_was(tmp_path):
 @pytest.mark.parametrize("name", ["x.tiff", "x", "x.jpg"])
 def test_another_suffix_is_one_line(tmp_path, name):
     with pytest.raises(
-        LeadlineError, match=re.escape("the name must end in .html, .json, .png, .svg or .pdf")
+        LeadlineError, match=re.escape("the name must end in .html, .json, .csv, .png, .svg or .pdf")
     ) as error:
         bare().save(tmp_path / name)
     assert "\n" not in str(error.value)

@@ -79,7 +79,7 @@ def depth_use(report: ReportData) -> list[Chart]:
     )
     for chart in charts:
         chart.spec["bars"] = True
-        if use is not None:
+        if use is not None and finite(use.threshold) is not None:
             chart.spec["levels"] = [use.threshold]
     if use is not None and use.angles:
         heat = heat_of([list(row) for row in use.angles], ("layer", "layer"), low=0.0) | {"square": True}
