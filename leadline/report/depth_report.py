@@ -57,7 +57,6 @@ class DepthReport(ReportData):
             "cosine": lambda x: x.cosine,
             "norm": lambda x: x.norm,
             "massive": lambda x: massive_share(x) or None,
-            "influence": lambda x: x.influence,
             "removal": lambda x: x.removal,
             "lens": lambda x: x.lens,
             "rank": lambda x: x.effective_rank,
@@ -91,7 +90,7 @@ class DepthReport(ReportData):
 
     def __str__(self) -> str:
         out = io.StringIO()
-        console = Console(file=out, width=140)
+        console = Console(file=out, width=150)
         console.print(self.verdict.text, soft_wrap=True, highlight=False, markup=False)
         console.print(self.table())
         return out.getvalue()

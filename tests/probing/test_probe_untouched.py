@@ -313,7 +313,7 @@ def test_blocks_given_by_name_and_by_pattern():
         (lambda: probe(bert(), ids().to("meta")), "the batch is on meta and the model on cpu"),
         (lambda: probe(bert(), {"input_ids": ids().to("meta")}), "input_ids is on meta and the model on cpu"),
         (lambda: probe(bert().to("meta"), ids()), "meta device and has no weights"),
-        (lambda: probe(bert(), [[ids(), ids()]]), "a batch is list; it must be a tensor or a mapping"),
+        (lambda: probe(bert(), [[ids(), ids(), ids()]]), "a batch is list; it must be a tensor or a mapping"),
         (lambda: probe(bert(), []), "inputs hold no batch"),
         (lambda: probe(bert(), 3), "inputs are int"),
         (lambda: probe(bert(), ids(2, 1)), "one token a sample"),
