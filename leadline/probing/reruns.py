@@ -78,6 +78,10 @@ class Reruns:
         """
         return self._run(len(self.visits), frozenset(), stream, blank)
 
+    def with_call(self, call: int, special: Callable[..., Any]) -> Any:
+        """The model's output when ``special(run, args, kwargs)`` runs one block call and returns its output."""
+        return self._run(call if self.partial else 0, frozenset(), special={call: special})
+
     def _whole(self) -> Any:
         stored = 0.0
 
@@ -92,7 +96,7 @@ class Reruns:
             tensors = list(_tensors(output))
             stored += sum(t.numel() * t.element_size() for t in tensors)
             on_host = stored > self.budget
-            copy = _mapped(output, lambda t: t.detach().to("cpu" if on_host else t.device, copy=True))
+            copy = mapped(output, lambda t: t.detach().to("cpu" if on_host else t.device, copy=True))
             same = y is not None and shape == y.shape
             self.visits.append(Visit(block, copy, [t.device for t in tensors], same, len(tensors) == 1))
             return output
@@ -111,10 +115,17 @@ class Reruns:
         pairs = zip(_tensors(again), _tensors(self.output), strict=False)
         return all(torch.equal(one, other) or _both_nan(one, other) for one, other in pairs)
 
-    def _run(self, first: int, left_out: frozenset[int], end: Tensor | None = None, blank: bool = False) -> Any:
+    def _run(
+        self,
+        first: int,
+        left_out: frozenset[int],
+        end: Tensor | None = None,
+        blank: bool = False,
+        special: Mapping[int, Callable[..., Any]] | None = None,
+    ) -> Any:
         """One pass: calls before ``first`` are replayed, those ``left_out`` return the stream that enters them.
 
-        ``end`` and ``blank`` are those of ``ended_by``.
+        ``end`` and ``blank`` are those of ``ended_by``, ``special`` that of ``with_call``.
         """
         count = 0
 
@@ -133,13 +144,15 @@ class Reruns:
                     t = t.to(next(devices), copy=True)
                     return torch.zeros_like(t) if blank and not last else t
 
-                return _mapped(visit.output, replayed)
+                return mapped(visit.output, replayed)
+            if special is not None and call in special:
+                return special[call](run, args, kwargs)
             if call not in left_out:
                 return run(*args, **kwargs)
             x = stream_in(args, kwargs)
             output = visit.output if visit.alone and self.partial else run(*args, **kwargs)
             stream = stream_out(output)
-            return _mapped(output, lambda t: x if t is stream else t)
+            return mapped(output, lambda t: x if t is stream else t)
 
         with self._instead(decide), torch.no_grad():
             output = self.forward()
@@ -188,17 +201,17 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """The same structure with every tensor changed."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        items = {key: _mapped(item, change) for key, item in value.items()}
+        items = {key: mapped(item, change) for key, item in value.items()}
         return type(value)(**items) if type(value) is not dict else items
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(item, change) for item in value))
+        return type(value)(*(mapped(item, change) for item in value))
     if isinstance(value, (tuple, list)):
-        return type(value)(_mapped(item, change) for item in value)
+        return type(value)(mapped(item, change) for item in value)
     return value
 
 

@@ -238,3 +238,63 @@ def test_trials_report_what_a_cure_does_to_the_output():
     chosen = next(t for t in report.verdict.trials if t.cure == report.verdict.recommendation)
     assert ("trained with it" in report.verdict.text) == (chosen.change > 0.05)
     assert f"(loss {chosen.change:+.3g})" in report.verdict.text
+
+
+def gpt2() -> nn.Module:
+    config = transformers.GPT2Config(
+        vocab_size=97, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def bert() -> nn.Module:
+    config = transformers.BertConfig(**SIZES, num_hidden_layers=2, initializer_range=0.3)
+    return transformers.BertForMaskedLM(config).eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("make", "attention", "mlp"),
+    [
+        (llama, "model.layers.{}.self_attn.o_proj", "model.layers.{}.mlp.down_proj"),
+        (gpt2, "transformer.h.{}.attn.c_proj", "transformer.h.{}.mlp.c_proj"),
+        (bert, "bert.encoder.layer.{}.attention.output.dense", "bert.encoder.layer.{}.output.dense"),
+    ],
+)
+def test_attention_and_mlp_alone_are_their_last_weights_set_to_zero(make, attention, mlp):
+    torch.manual_seed(2)
+    model = make()
+    report = probe(model, ids, depth_use="sublayers", trials=False)
+    p = model(ids).logits.double().log_softmax(-1)
+    assert report.depth_use.notes == []
+    for i, layer in enumerate(report.layers[1:]):
+        for path, value in ((attention, layer.removal_attention), (mlp, layer.removal_mlp)):
+            parameters = list(model.get_submodule(path.format(i)).parameters())
+            before = [parameter.clone() for parameter in parameters]
+            for parameter in parameters:
+                parameter.zero_()
+            q = model(ids).logits.double().log_softmax(-1)
+            for parameter, values in zip(parameters, before, strict=True):
+                parameter.copy_(values)
+            assert value == pytest.approx((p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-3, abs=1e-6)
+
+
+def test_a_sublayer_that_cannot_be_told_is_refused_with_the_reason():
+    class Mixed(nn.Module):
+        """A block whose stream passes through more than attention and MLP."""
+
+        def __init__(self):
+            super().__init__()
+            self.attention, self.mlp = nn.MultiheadAttention(16, 2, batch_first=True), nn.Linear(16, 16)
+            self.more = nn.Linear(16, 16)
+
+        def forward(self, x):
+            x = x + self.attention(x, x, x, need_weights=False)[0]
+            return self.more(x) + self.mlp(x)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Mixed(), Mixed())
+    report = probe(model, torch.randn(2, 9, 16), depth_use="sublayers", trials=False)
+    assert all(layer.removal_attention is None for layer in report.layers)
+    assert all(layer.removal is not None for layer in report.layers[1:])
+    assert any("not left out alone in layers 1, 2" in note for note in report.depth_use.notes)
