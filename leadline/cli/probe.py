@@ -40,6 +40,13 @@ def probe(
         list[str] | None,
         typer.Option(help="Names of the blocks, such as 'encoder.layer.*', where they are not found; may be repeated."),
     ] = None,
+    parts: Annotated[
+        list[str] | None,
+        typer.Option(help="Parts to measure, such as encoder; by default all that run; may be repeated."),
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="Axes of the stream, such as bnd, nbd or bdhw, where they cannot be told.")
+    ] = None,
     trials: Annotated[bool, typer.Option(help="Where something collapses, try the cures and measure them.")] = True,
     heatmaps: Annotated[bool, typer.Option(help="Keep attention heat maps of three layers for the page.")] = False,
     as_json: Json = False,
@@ -59,7 +66,16 @@ def probe(
         progress("building the model", 0, None)
         taken: list[str] = []
         built, inputs = open_model(model, depth=depth, pretrained=pretrained, say=taken.append)
-        report = run_probe(built, inputs, blocks=blocks, trials=trials, heatmaps=heatmaps, progress=progress)
+        report = run_probe(
+            built,
+            inputs,
+            blocks=blocks,
+            parts=parts,
+            layout=layout,
+            trials=trials,
+            heatmaps=heatmaps,
+            progress=progress,
+        )
     if taken:
         report.settings = {"inputs": taken[0], **report.settings}
     for path in out or []:

@@ -72,17 +72,32 @@ class AttentionCapture(TorchFunctionMode):
     - a softmax over the last axis with a square result: eager attention, and Leadline's reference path;
     - a product with square weights that are at least 0 and whose rows sum to 1, for weights made in another way.
 
+    Weights that are changed between their softmax and their product are captured as they are in the product.
+
     Args:
         expected_tokens: Returns the number of tokens of the attention to capture, or None if none is wanted now.
         receive: Called with each captured attention.
+        miss: Called with the reason, in words, why an attention that ran is not the one to capture.
     """
 
-    def __init__(self, expected_tokens: Callable[[], int | None], receive: Callable[[CapturedAttention], None]) -> None:
+    def __init__(
+        self,
+        expected_tokens: Callable[[], int | None],
+        receive: Callable[[CapturedAttention], None],
+        miss: Callable[[str], None] = lambda reason: None,
+    ) -> None:
         super().__init__()
-        self.expected_tokens, self.receive = expected_tokens, receive
+        self.expected_tokens, self.receive, self.miss = expected_tokens, receive, miss
+        self.pending: Tensor | None = None  # the result of the softmax captured last, until the next product
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.pending is not None and func in _PRODUCTS:
+            softmax, self.pending = self.pending, None
+            if _is_changed(args[0], softmax):
+                changed = _from_weights(args[0])
+                if changed is not None:
+                    self.receive(changed)
         tokens = self.expected_tokens()
         if tokens is None:
             return func(*args, **kwargs)
@@ -96,9 +111,11 @@ class AttentionCapture(TorchFunctionMode):
             captured = _from_weights(args[0])
         result = func(*args, **kwargs)
         if func in _SOFTMAX and _is_square(result, tokens) and _over_last(result, args, kwargs):
-            captured = _from_weights(result)
+            captured, self.pending = _from_weights(result), result
         if captured is not None:
             self.receive(captured)
+        elif (reason := _reason(func, args, kwargs, result, tokens)) is not None:
+            self.miss(reason)
         return result
 
 
@@ -109,6 +126,29 @@ def _is_square(x: Any, tokens: int) -> bool:
 def _over_last(result: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     return isinstance(dim, int) and dim % result.ndim == result.ndim - 1
+
+
+def _is_changed(P: Any, softmax: Tensor) -> bool:
+    """Whether P are attention weights made from those of a softmax, other than by rounding."""
+    if not isinstance(P, Tensor) or P.shape != softmax.shape or P.data_ptr() == softmax.data_ptr():
+        return False
+    return not torch.allclose(P, softmax.to(P.dtype), atol=1e-6) and _is_stochastic(P, softmax.shape[-1])
+
+
+def _reason(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tokens: int) -> str | None:
+    """Return why an operation is attention, but not of all tokens to each other; None if it is none."""
+    if func is F.scaled_dot_product_attention:
+        query, key = args[0] if args else kwargs["query"], args[1] if len(args) > 1 else kwargs["key"]
+        queries, keys = query.shape[-2], key.shape[-2]
+    elif func is F.multi_head_attention_forward:
+        queries, keys = len(args[0]), len(args[1])
+    elif func in _SOFTMAX and result.ndim >= 3 and _over_last(result, args, kwargs):
+        queries, keys = result.shape[-2:]
+    else:
+        return None
+    if queries == tokens and keys == tokens + 1:
+        return "a sink takes part in its softmax beside the tokens"
+    return f"its attention is of {queries} queries to {keys} keys, and it has {tokens} tokens"
 
 
 def _is_stochastic(P: Any, tokens: int) -> bool:

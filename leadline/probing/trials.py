@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from leadline.anatomy.blocks import find_blocks
 from leadline.anatomy.calling import Batch, call_model
+from leadline.anatomy.survey import Layouts
 from leadline.curing import cure as apply_cure
 from leadline.curing import uncure
 from leadline.errors import LeadlineError
@@ -36,6 +37,7 @@ def try_cures(
     entropy: bool = False,
     candidates: Mapping[str, Mapping[str, float]] = CANDIDATES,
     on_block: Callable[[], None] = lambda: None,
+    layouts: Layouts | None = None,
 ) -> tuple[Trial, list[Trial]]:
     """Run one batch without a cure and with each candidate; the model is restored after each.
 
@@ -47,11 +49,12 @@ def try_cures(
         entropy: Measure attention entropy too.
         candidates: Arguments of ``leadline.cure`` by the name of the trial.
         on_block: Called after every block.
+        layouts: The layouts of the blocks, by name; the usual ones by default.
 
     Returns:
         The trial without a cure and those of the candidates. Their ``helps`` is still False; the verdict sets it.
     """
-    before = _run(model, "as it is", {}, names, batch, mask, entropy, on_block)
+    before = _run(model, "as it is", {}, names, batch, mask, entropy, on_block, layouts)
     trials = []
     own = _strengths(model)
     for name, cure in candidates.items():
@@ -59,7 +62,7 @@ def try_cures(
             with cured(model, **cure) as patient:
                 if own is not None and _strengths(patient) == own:
                     raise LeadlineError("the model has it already")
-                trials.append(_run(patient, name, dict(cure), names, batch, mask, entropy, on_block))
+                trials.append(_run(patient, name, dict(cure), names, batch, mask, entropy, on_block, layouts))
         except LeadlineError as error:
             trials.append(Trial(name, dict(cure), [], False, error=str(error)))
     return before, trials
@@ -92,9 +95,10 @@ def _run(
     mask: Tensor | None,
     entropy: bool,
     on_block: Callable[[], None],
+    layouts: Layouts | None,
 ) -> Trial:
     """Run the batch once and return its metrics as a trial."""
-    recorder = BasicRecorder(find_blocks(model, names), entropy, on_block)
+    recorder = BasicRecorder(find_blocks(model, names), entropy, on_block, layouts)
     with torch.no_grad(), recorder.attached():
         recorder.start(mask)
         call_model(model, batch)

@@ -56,6 +56,13 @@ def judge(layers: Sequence[LayerData]) -> Verdict:
     return verdict
 
 
+def severity(verdict: Verdict, layers: Sequence[LayerData]) -> tuple[int, float]:
+    """Return how bad a verdict is, to find the worst part of a model; equal among parts in which nothing collapses."""
+    if verdict.kind == "no collapse":
+        return 0, 0.0
+    return 2 if verdict.kind == "collapse" else 1, layers[-1].similarity
+
+
 def odds(layer: LayerData) -> float:
     """Return t_sim / t_div, which attention with a skip multiplies by up to 1 + gain^2 per layer (TSE, remark 2.8)."""
     return layer.similarity / max(layer.diversity, 1e-30)
@@ -121,7 +128,7 @@ def describe(verdict: Verdict, layers: Sequence[LayerData]) -> str:
         )
         sentences.append(path)
     else:
-        sentences.append("Leave it alone: nothing collapses here.")
+        sentences.append(f"Leave it alone: {_scope(layers)}")
         sentences.append(path)
         if first.similarity >= _COLLAPSED and last.similarity >= _COLLAPSED:
             sentences.append("The tokens are alike from the start; depth is not the cause.")
@@ -141,6 +148,19 @@ def describe(verdict: Verdict, layers: Sequence[LayerData]) -> str:
             f"{_REDUNDANT:.0%}: redundant on this input."
         )
     return " ".join(sentences)
+
+
+def _scope(layers: Sequence[LayerData]) -> str:
+    """Return that nothing collapses, as far as it was measured."""
+    seen = sum(layer.entropy is not None for layer in layers[1:])
+    if seen == len(layers) - 1:
+        return "nothing collapses here."
+    if not seen:
+        return "the tokens do not collapse. The entropy of attention was not measured."
+    return (
+        f"the tokens do not collapse. The entropy of attention was measured in {seen} of {_layers(len(layers) - 1)} "
+        "and does not collapse there."
+    )
 
 
 def _rate_words(verdict: Verdict) -> list[str]:
