@@ -35,6 +35,22 @@ class CapturedAttention:
     def __init__(self, batch: int, heads: int, tokens: int, weights: Weights) -> None:
         self.batch, self.heads, self.tokens, self.weights = batch, heads, tokens, weights
 
+    def split(self, samples: int) -> CapturedAttention:
+        """Return the same attention with the samples apart, where they stand together with the heads as (B H, n, n).
+
+        Args:
+            samples: Number of samples, B.
+        """
+        if self.batch != 1 or samples == 1 or self.heads % samples:
+            return self
+        heads = self.heads // samples
+        return CapturedAttention(
+            samples,
+            heads,
+            self.tokens,
+            lambda sample, low, high: self.weights(0, sample * heads + low, sample * heads + high),
+        )
+
     def chunks(self, width: int) -> Iterator[tuple[int, int, Tensor]]:
         """Yield the weights in chunks of bounded size: sample, first head, weights (1, h, n, n).
 

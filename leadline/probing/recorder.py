@@ -202,6 +202,7 @@ class Recorder:
 
     def _receive(self, attention: CapturedAttention) -> None:
         call = self.stack[-1]
+        attention = attention.split(call.x.shape[0])
         if attention.batch == call.x.shape[0]:
             call.attention = attention
         else:

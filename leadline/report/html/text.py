@@ -220,7 +220,7 @@ def parts(report: ReportData) -> Html:
     return join(
         markup(
             '<details name="parts"{open}><summary>{name}: {kind}</summary><p>{words}</p>{measured}{table}</details>',
-            open=markup(" open" if i == 0 else ""),
+            open=markup("") if i else markup(" open"),
             name=name,
             kind=part.verdict.kind,
             words=part.verdict.text,
