@@ -163,7 +163,10 @@ class Recorder:
                     self.heatmaps[call.layer] = call.attention.heatmap(), call.attention.tokens
                 statistics.attention.add(call.attention, X, self._mask_for(X))
             elif self.with_attention:
-                self.unseen[statistics.name] = call.missed
+                self.unseen[statistics.name] = call.missed or "no attention was recognised in it"
+                if call.partial is not None:
+                    self.unseen[statistics.name] = f"{call.missed}; only its entropy is measured"
+                    statistics.attention.add_entropy(call.partial)
         self.on_block()
 
     # hooks of parts
@@ -206,10 +209,23 @@ class Recorder:
         if attention.batch == call.x.shape[0]:
             call.attention = attention
         else:
-            self._miss(f"attention has {attention.batch} rows of tokens, and the batch {call.x.shape[0]} samples")
+            self._miss(f"its attention has {attention.batch} rows of tokens, and the batch {call.x.shape[0]} samples")
 
-    def _miss(self, reason: str) -> None:
-        self.stack[-1].missed = reason
+    def _miss(self, reason: str, attention: CapturedAttention | None = None) -> None:
+        """Note the first attention of a block if it is not of all tokens to each other."""
+        call = self.stack[-1]
+        if call.missed is not None:
+            return
+        call.missed = reason
+        if attention is None or self.mask is not None:
+            return
+        samples, tokens = call.x.shape[:2]
+        flat = attention.batch == 1 and attention.heads > samples
+        attention = attention.split(samples) if flat else attention
+        windows = attention.tokens == attention.keys and attention.batch % samples == 0
+        windows = windows and attention.batch * attention.tokens >= samples * tokens
+        if windows or (attention.batch == samples and attention.tokens == tokens > attention.keys):
+            call.partial = attention
 
     # tokens
 
@@ -274,7 +290,8 @@ class BlockCall:
     attended: bool = False  # whether attention has begun
     attention_input: Tensor | None = None
     attention: CapturedAttention | None = None
-    missed: str = "no attention was recognised in it"
+    missed: str | None = None  # why the first attention that ran is not of all tokens to each other
+    partial: CapturedAttention | None = None  # within windows, or to fewer keys than tokens
     norms: list[NormCall] = field(default_factory=list)
     mlp_input: Tensor | None = None  # a copy
     mlp_source: Tensor | None = None  # the input itself

@@ -26,6 +26,9 @@ _ENTROPY_BIN = 0.05  # nats
 _CHUNK_PAIRS = 1 << 22  # of tokens in memory at a time
 
 
+_VISIBLE = 1e-30  # weight above which a key is not masked; masks of -100 leave less
+
+
 class RunningMean:
     """The mean of values that come in batches; NaN values are left out.
 
@@ -167,6 +170,24 @@ class AttentionStatistics:
                 self.second_eigenvalue.add(whole["second"])
                 self.omega.add(whole["omega"])
                 rows.clear()
+
+    def add_entropy(self, attention: CapturedAttention) -> None:
+        """Add the entropy alone of attention within windows, or to fewer keys than tokens.
+
+        Args:
+            attention: The weights, a row of the batch for each window: (B windows, H, n, keys).
+        """
+        self.entropies = self.entropies or RunningHistogram(0.0, _ENTROPY_BIN, 1, attention.heads)
+        queries: list[Tensor] = []
+        for _, head, P in attention.chunks(1):
+            P = P.float() if P.dtype in (torch.float16, torch.bfloat16) else P
+            queries.append(attention_entropy(P)[0])  # (h, n)
+            if head + len(queries[-1]) == attention.heads:  # the last heads of this window
+                whole = torch.cat(queries)
+                self.uniform.add((P[0, 0] > _VISIBLE).sum(-1).double().log().mean()[None])
+                self.entropies.add(whole)
+                self.entropy.add(whole.mean(-1)[None])
+                queries.clear()
 
     def distributions(self) -> list[Distribution] | None:
         """Return the distribution of entropy over queries, per head; None if no attention was captured."""

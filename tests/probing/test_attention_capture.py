@@ -1,5 +1,8 @@
 """What counts as the attention of a block, and the reasons where none does."""
 
+import math
+
+import pytest
 import torch
 from torch import nn
 
@@ -11,7 +14,9 @@ from leadline.probing.attention_capture import AttentionCapture
 def capture(function, tokens):
     """The weights captured where one attention is wanted, and the reasons for what was not."""
     received, reasons = [], []
-    with AttentionCapture(lambda: None if received else tokens, received.append, reasons.append):
+    with AttentionCapture(
+        lambda: None if received else tokens, received.append, lambda reason, attention: reasons.append(reason)
+    ):
         function()
     weights = [
         torch.cat([attention.weights(i, 0, attention.heads) for i in range(attention.batch)]) for attention in received
@@ -105,6 +110,49 @@ def test_attention_between_channels_is_not_attention_between_tokens():
         "its attention is between channels (XCA), not between tokens"
     }
     assert "The entropy of attention was not measured" in report.verdict.text
+
+
+class Few(nn.Module):
+    """Attention within windows of 3 tokens, or of all tokens to the mean of each 3."""
+
+    def __init__(self, windows):
+        super().__init__()
+        self.qkv, self.windows, self.P = nn.Linear(8, 24), windows, None
+
+    def forward(self, x):
+        x = x.unflatten(1, (-1, 3)).flatten(0, 1) if self.windows else x
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)  # each (B or B windows, H, n, 4)
+        if not self.windows:
+            k, v = (y.unflatten(2, (-1, 3)).mean(3) for y in (k, v))
+        self.P = (q @ k.mT / 2).softmax(-1).detach()
+        y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return y.unflatten(0, (3, -1)).flatten(1, 2) if self.windows else y
+
+
+@pytest.mark.parametrize("windows", [True, False])
+def test_entropy_within_windows_and_to_fewer_keys(windows):
+    model = Net(lambda: Few(windows)).eval()
+    report = ll.probe(model, torch.randn(3, 12, 8), trials=False)
+    assert report.measured.attention_seen == 3
+    for layer, block in zip(report.layers[1:], model.blocks, strict=True):
+        want = attention_entropy(block.attn.P).mean((0, 2))
+        torch.testing.assert_close(torch.tensor(layer.entropy), want, atol=1e-5, rtol=0)
+        assert layer.entropy_uniform == pytest.approx(math.log(block.attn.P.shape[-1]))
+        assert layer.delta is None
+        assert report.measured.attention_unseen[layer.name].endswith("only its entropy is measured")
+
+
+def test_the_first_of_two_attentions_counts():
+    class Twice(Few):  # one window of 3 tokens alone, then windows over all
+        def forward(self, x):
+            part = super().forward(x[:, :3])
+            return torch.cat([part, x[:, 3:]], 1) + super().forward(x)
+
+    report = ll.probe(Net(lambda: Twice(True)).eval(), torch.randn(3, 12, 8), trials=False)
+    assert report.measured.attention_seen == 0
+    assert set(report.measured.attention_unseen.values()) == {
+        "its attention is of 3 queries to 3 keys, and it has 12 tokens"
+    }
 
 
 class Flat(nn.Module):

@@ -301,16 +301,18 @@ def test_streams_stacked_beside_the_tokens_are_refused():
     assert ll.probe(model, ids(), layout="bnd", trials=False).settings["tokens"] == 24
 
 
-def test_a_report_says_where_attention_was_not_seen():
+def test_a_report_says_where_attention_is_within_windows():
     timm = pytest.importorskip("timm")
     model = timm.create_model("swin_tiny_patch4_window7_224", img_size=56, embed_dim=8, depths=(2, 2), num_heads=(2, 2))
     report = ll.probe(model.eval(), torch.randn(2, 3, 56, 56), trials=False)
     assert len(report.layers) == 5
     assert report.measured.layout == "bhwd"
-    unseen = report.measured.attention_unseen
-    assert unseen["layers.0.blocks.0"] == "its attention is of 49 queries to 49 keys, and it has 196 tokens"
-    assert report.measured.attention_seen == 4 - len(unseen)
-    assert "Leave it alone: nothing collapses here" not in report.verdict.text
+    assert report.measured.attention_seen == 4
+    assert report.measured.attention_unseen["layers.0.blocks.0"] == (
+        "its attention is of 49 queries to 49 keys, and it has 196 tokens; only its entropy is measured"
+    )
+    assert report.layers[1].entropy is not None
+    assert report.layers[1].delta is None
 
 
 def test_stages_of_a_hierarchy_get_reports():
