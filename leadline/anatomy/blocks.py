@@ -14,6 +14,7 @@ from leadline.errors import LeadlineError
 
 _ATTENTION = re.compile(r"att(n|ention)", re.IGNORECASE)
 _MLP = re.compile(r"^(mlp|ffn?|feed_?forward\w*|intermediate|linear1|fc1|\w*moe|denserelu\w*)$", re.IGNORECASE)
+_CHANNELS = re.compile(r"^(XCA|CrossCovariance\w*|Channel\w*Att(n|ention)\w*)$")
 _QK_NORM = re.compile(r"(^|_)(q|k|query|key)_?(layer)?_?norm", re.IGNORECASE)
 
 
@@ -24,13 +25,21 @@ class Block(NamedTuple):
     module: nn.Module
 
 
+class Tower(NamedTuple):
+    """A list of blocks that one stream passes, such as the encoder of T5; a model has one or several."""
+
+    name: str  # of the list
+    blocks: list[Block]
+
+
 class Parts(NamedTuple):
     """The sub-layers of a block."""
 
     attention: nn.Module | None
     mlp: nn.Module | None
     norms: list[nn.Module]  # of the stream's width, in any order
-    sequence_first: bool  # the block takes (n, B, d)
+    channels: str | None  # the class of attention between channels inside
+    sequence_first: bool  # its nn.MultiheadAttention takes (n, B, d)
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -53,13 +62,37 @@ def find_blocks(model: nn.Module, blocks: str | Sequence[str] | None = None) -> 
     """
     if blocks is not None:
         return _blocks_by_name(model, [blocks] if isinstance(blocks, str) else list(blocks))
-    candidates = [_blocks_of_list(path, modules) for path, modules in _attention_lists(model, "")]
-    if not candidates:
+    return find_towers(model)[0].blocks
+
+
+def find_towers(model: nn.Module, blocks: str | Sequence[str] | None = None) -> list[Tower]:
+    """Return the towers of a model: its lists of blocks, the one with most blocks first.
+
+    Args:
+        model: Any module.
+        blocks: As in ``find_blocks``; they are one tower.
+
+    Raises:
+        LeadlineError: If there is no such list, or a name matches no module.
+    """
+    if blocks is not None:
+        listed = find_blocks(model, blocks)
+        name = blocks if isinstance(blocks, str) else f"{listed[0].name} to {listed[-1].name}"
+        return [Tower(name.removesuffix(".*"), listed)]
+    towers = [Tower(path or "blocks", _blocks_of_list(path, modules)) for path, modules in _attention_lists(model, "")]
+    if not towers:
         raise LeadlineError(
             f"no blocks found in {type(model).__name__}: no list of like modules with attention; "
             'name them, such as blocks="encoder.layer.*" (see model.named_modules())'
         )
-    return max(candidates, key=lambda candidate: (len(candidate), sum(_size(block.module) for block in candidate)))
+    largest = max(towers, key=lambda tower: (len(tower.blocks), sum(_size(block.module) for block in tower.blocks)))
+    return [largest, *(tower for tower in towers if tower is not largest)]
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Whether a module is attention alone, without a norm or an MLP."""
+    parts = find_parts(module)
+    return bool(_ATTENTION.search(type(module).__name__)) and parts.mlp is None and not parts.norms
 
 
 def find_parts(block: nn.Module) -> Parts:
@@ -77,7 +110,9 @@ def find_parts(block: nn.Module) -> Parts:
         if _is_norm(module) and not _QK_NORM.search(name.rpartition(".")[2])
     ]
     sequence_first = any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in block.modules())
-    return Parts(attention, mlp, norms, sequence_first)
+    classes = [type(module).__name__ for module in block.modules()]
+    channels = next((name for name in classes if _CHANNELS.search(name)), None)
+    return Parts(attention, mlp, norms, channels, sequence_first)
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -96,11 +131,20 @@ def _has_attention(module: nn.Module) -> bool:
 
 
 def _is_attention_list(module: nn.Module) -> bool:
-    """Whether a module is a list of modules of one type that all contain attention."""
+    """Whether a module is a list of modules of one type that all contain attention, or of several types of block."""
     if not isinstance(module, (nn.ModuleList, nn.Sequential)) or not len(module):
         return False
     children = [unwrap(child) for child in module.children()]
-    return len({type(child) for child in children}) == 1 and all(_has_attention(child) for child in children)
+    if len({type(child) for child in children}) == 1 and all(_has_attention(child) for child in children):
+        return True
+    mixed = isinstance(module, nn.ModuleList) and any(_has_attention(child) for child in children)
+    return mixed and all(_is_block(child) for child in children)
+
+
+def _is_block(module: nn.Module) -> bool:
+    """Whether a module has a norm and an MLP, and is no list itself."""
+    parts = find_parts(module)
+    return parts.mlp is not None and bool(parts.norms) and not isinstance(module, (nn.ModuleList, nn.Sequential))
 
 
 def _attention_lists(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
@@ -123,9 +167,36 @@ def _blocks_of_list(path: str, modules: nn.Module) -> list[Block]:
     blocks = [block for inner in nested for block in inner]
     share = sum(_size(block.module) for block in blocks) / max(_size(modules), 1)
     one_wrapped = len(children) == 1 and len(blocks) > 1  # such as a Sequential around a whole model
-    if all(nested) and (share >= 0.8 or one_wrapped):
+    whole = share >= 0.3 and all(_is_block(block.module) for block in blocks)
+    if all(nested) and (share >= 0.8 or one_wrapped or whole):
         return blocks
+    stages = [_blocks_of_stage(name, child) for name, child in children if _attends(child)]
+    if len(stages) > 1 and all(stages) and len({_widest(child) for _, child in children}) > 1:
+        return [block for stage in stages for block in stage]
     return [Block(name, child) for name, child in children]
+
+
+def _blocks_of_stage(path: str, stage: nn.Module) -> list[Block]:
+    """Return the members of a stage that is a list, or of the list that holds most of its weights; some attend."""
+    lists = [(path, stage), *((f"{path}.{name}", child) for name, child in stage.named_children())]
+    lists = [(name, unwrap(one)) for name, one in lists]
+    for name, one in lists:
+        if isinstance(one, (nn.ModuleList, nn.Sequential)) and _size(one) >= 0.5 * _size(stage) and _attends(one):
+            return [Block(f"{name}.{number}", unwrap(child)) for number, child in one.named_children()]
+    return []
+
+
+def _attends(module: nn.Module) -> bool:
+    """Whether a module contains attention with weights."""
+    return any(
+        (_ATTENTION.search(name.rpartition(".")[2]) or _ATTENTION.search(type(child).__name__)) and _size(child) > 0
+        for name, child in module.named_modules()
+    )
+
+
+def _widest(module: nn.Module) -> int:
+    """Return the largest size of a weight, in which stages of a hierarchy differ and blocks of one width do not."""
+    return max((size for parameter in module.parameters() for size in parameter.shape), default=0)
 
 
 def _blocks_by_name(model: nn.Module, patterns: Iterable[str]) -> list[Block]:

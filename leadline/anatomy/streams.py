@@ -1,4 +1,4 @@
-"""The tokens that enter and leave a module: their tensor, its layout, and the prefix tokens."""
+"""The tokens that enter and leave a module: their tensor, and the prefix tokens."""
 
 from __future__ import annotations
 
@@ -10,37 +10,35 @@ from torch import Tensor, nn
 _INPUT_NAMES = ("hidden_states", "x", "src", "query", "hidden_state", "inputs")
 
 
-def stream_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+def stream_in(args: tuple[Any, ...], kwargs: Mapping[str, Any], which: int = 0) -> Tensor | None:
     """Return the tokens that enter a module: the first floating tensor of at least two axes among its arguments.
 
     Args:
         args: Positional arguments of the call, which come first.
         kwargs: Arguments by name; the usual names of hidden states come before the others.
+        which: The number of the stream, where the module takes several.
     """
-    named = [kwargs[name] for name in _INPUT_NAMES if name in kwargs]
-    return next((x for x in (*args, *named, *kwargs.values()) if _is_stream(x)), None)
+    return next(iter(streams_in(args, kwargs)[which : which + 1]), None)
 
 
-def stream_out(output: Any) -> Tensor | None:
+def stream_out(output: Any, which: int = 0) -> Tensor | None:
     """Return the tokens that leave a module, whether its output is a tensor, a tuple or a mapping."""
+    return next(iter(streams_out(output)[which : which + 1]), None)
+
+
+def streams_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the floating tensors of at least two axes among the arguments of a call, in the order of ``stream_in``."""
+    named = [kwargs[name] for name in _INPUT_NAMES if name in kwargs]
+    others = [value for name, value in kwargs.items() if name not in _INPUT_NAMES]
+    return [x for x in (*args, *named, *others) if _is_stream(x)]
+
+
+def streams_out(output: Any) -> list[Tensor]:
+    """Return the floating tensors of at least two axes in an output."""
     if isinstance(output, Mapping):
         output = tuple(output.values())
     values = output if isinstance(output, (tuple, list)) else (output,)
-    return next((x for x in values if _is_stream(x)), None)
-
-
-def as_tokens(x: Tensor, sequence_first: bool) -> Tensor:
-    """Bring the tokens of a block into the layout (B, n, d).
-
-    Args:
-        x: (B, n, d), (n, d), (B, height, width, d), or (n, B, d) if ``sequence_first``.
-        sequence_first: Whether the block puts the sequence before the batch.
-    """
-    if x.ndim == 2:
-        return x.unsqueeze(0)
-    if x.ndim > 3:
-        return x.flatten(1, -2)
-    return x.transpose(0, 1) if sequence_first else x
+    return [x for x in values if _is_stream(x)]
 
 
 def count_prefix_tokens(model: nn.Module) -> int:

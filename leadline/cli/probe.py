@@ -41,6 +41,13 @@ def probe(
         list[str] | None,
         typer.Option(help="Names of the blocks, such as 'encoder.layer.*', where they are not found; may be repeated."),
     ] = None,
+    parts: Annotated[
+        list[str] | None,
+        typer.Option(help="Parts to measure, such as encoder; by default all that run; may be repeated."),
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="Axes of the stream, such as bnd, nbd or bdhw, where they cannot be told.")
+    ] = None,
     trials: Annotated[bool, typer.Option(help="Where something collapses, try the cures and measure them.")] = True,
     depth_use: Annotated[
         bool, typer.Option("--depth-use", help="Leave out each block and measure what that does to the output.")
@@ -64,7 +71,15 @@ def probe(
         taken: list[str] = []
         built, inputs = open_model(model, depth=depth, pretrained=pretrained, say=taken.append)
         report = run_probe(
-            built, inputs, blocks=blocks, depth_use=depth_use, trials=trials, heatmaps=heatmaps, progress=progress
+            built,
+            inputs,
+            blocks=blocks,
+            parts=parts,
+            layout=layout,
+            depth_use=depth_use,
+            trials=trials,
+            heatmaps=heatmaps,
+            progress=progress,
         )
     if taken:
         report.settings = {"inputs": taken[0], **report.settings}

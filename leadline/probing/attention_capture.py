@@ -19,6 +19,10 @@ _CHUNK_NUMBERS = 1 << 24  # of attention weights in memory at a time
 _MHA = inspect.signature(F.multi_head_attention_forward)
 _HEATMAP_TOKENS = 64
 
+_SDPA = inspect.signature(
+    lambda query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False: None
+)
+
 Weights = Callable[[int, int, int], Tensor]  # sample, first head, last head -> (1, h, n, n)
 
 
@@ -28,12 +32,31 @@ class CapturedAttention:
     Args:
         batch: Number of samples, B.
         heads: Number of heads, H.
-        tokens: Number of tokens, n.
-        weights: A function of sample, first head and last head (excluded) that returns weights (1, h, n, n).
+        tokens: Number of queries, n.
+        weights: A function of sample, first head and last head (excluded) that returns weights (1, h, n, keys).
+        keys: Number of keys, if not n.
     """
 
-    def __init__(self, batch: int, heads: int, tokens: int, weights: Weights) -> None:
+    def __init__(self, batch: int, heads: int, tokens: int, weights: Weights, keys: int | None = None) -> None:
         self.batch, self.heads, self.tokens, self.weights = batch, heads, tokens, weights
+        self.keys = tokens if keys is None else keys
+
+    def split(self, samples: int) -> CapturedAttention:
+        """Return the same attention with the samples apart, where they stand together with the heads as (B H, n, n).
+
+        Args:
+            samples: Number of samples, B.
+        """
+        if self.batch != 1 or samples == 1 or self.heads % samples:
+            return self
+        heads = self.heads // samples
+        return CapturedAttention(
+            samples,
+            heads,
+            self.tokens,
+            lambda sample, low, high: self.weights(0, sample * heads + low, sample * heads + high),
+            self.keys,
+        )
 
     def chunks(self, width: int) -> Iterator[tuple[int, int, Tensor]]:
         """Yield the weights in chunks of bounded size: sample, first head, weights (1, h, n, n).
@@ -72,17 +95,33 @@ class AttentionCapture(TorchFunctionMode):
     - a softmax over the last axis with a square result: eager attention, and Leadline's reference path;
     - a product with square weights that are at least 0 and whose rows sum to 1, for weights made in another way.
 
+    Weights that are changed between their softmax and their product are captured as they are in the product.
+
     Args:
         expected_tokens: Returns the number of tokens of the attention to capture, or None if none is wanted now.
         receive: Called with each captured attention.
+        miss: Called with the reason, in words, why an attention that ran is not the one to capture, and with that
+            attention, within windows or to fewer keys than tokens, if its weights can be read.
     """
 
-    def __init__(self, expected_tokens: Callable[[], int | None], receive: Callable[[CapturedAttention], None]) -> None:
+    def __init__(
+        self,
+        expected_tokens: Callable[[], int | None],
+        receive: Callable[[CapturedAttention], None],
+        miss: Callable[[str, CapturedAttention | None], None] = lambda reason, attention: None,
+    ) -> None:
         super().__init__()
-        self.expected_tokens, self.receive = expected_tokens, receive
+        self.expected_tokens, self.receive, self.miss = expected_tokens, receive, miss
+        self.pending: Tensor | None = None  # the result of the softmax captured last, until the next product
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.pending is not None and func in _PRODUCTS:
+            softmax, self.pending = self.pending, None
+            if _is_changed(args[0], softmax):
+                changed = _from_weights(args[0])
+                if changed is not None:
+                    self.receive(changed)
         tokens = self.expected_tokens()
         if tokens is None:
             return func(*args, **kwargs)
@@ -96,9 +135,11 @@ class AttentionCapture(TorchFunctionMode):
             captured = _from_weights(args[0])
         result = func(*args, **kwargs)
         if func in _SOFTMAX and _is_square(result, tokens) and _over_last(result, args, kwargs):
-            captured = _from_weights(result)
+            captured, self.pending = _from_weights(result), result
         if captured is not None:
             self.receive(captured)
+        elif (reason := _reason(func, args, kwargs, result, tokens)) is not None:
+            self.miss(reason, _partial(func, args, kwargs, result, tokens))
         return result
 
 
@@ -111,6 +152,44 @@ def _over_last(result: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return isinstance(dim, int) and dim % result.ndim == result.ndim - 1
 
 
+def _is_changed(P: Any, softmax: Tensor) -> bool:
+    """Whether P are attention weights made from those of a softmax, other than by rounding."""
+    if not isinstance(P, Tensor) or P.shape != softmax.shape or P.data_ptr() == softmax.data_ptr():
+        return False
+    return not torch.allclose(P, softmax.to(P.dtype), atol=1e-6) and _is_stochastic(P, softmax.shape[-1])
+
+
+def _reason(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tokens: int) -> str | None:
+    """Return why an operation is attention, but not of all tokens to each other; None if it is none."""
+    if func is F.scaled_dot_product_attention:
+        query, key = args[0] if args else kwargs["query"], args[1] if len(args) > 1 else kwargs["key"]
+        queries, keys = query.shape[-2], key.shape[-2]
+    elif func is F.multi_head_attention_forward:
+        queries, keys = len(args[0]), len(args[1])
+    elif func in _SOFTMAX and result.ndim >= 3 and _over_last(result, args, kwargs):
+        queries, keys = result.shape[-2:]
+    else:
+        return None
+    if queries == tokens and keys == tokens + 1:
+        return "a sink takes part in its softmax beside the tokens"
+    return f"its attention is of {queries} queries to {keys} keys, and it has {tokens} tokens"
+
+
+def _partial(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tokens: int
+) -> CapturedAttention | None:
+    """Capture attention within windows, or to fewer keys than tokens; None if its weights cannot be read."""
+    if func is F.scaled_dot_product_attention:
+        given = _SDPA.bind(*args, **kwargs)
+        given.apply_defaults()
+        query, key, mask = (given.arguments[name] for name in ("query", "key", "attn_mask"))
+        if query.ndim != 4 or given.arguments["is_causal"]:
+            return None
+        return from_queries(query, key, mask, scale=given.arguments["scale"])
+    sink = func in _SOFTMAX and result.shape[-1] == tokens + 1
+    return None if func not in _SOFTMAX or result.ndim > 4 or sink else _from_weights(result)
+
+
 def _is_stochastic(P: Any, tokens: int) -> bool:
     if not _is_square(P, tokens) or not P.is_floating_point() or bool((P < 0).any()):
         return False
@@ -119,11 +198,11 @@ def _is_stochastic(P: Any, tokens: int) -> bool:
 
 
 def _from_weights(P: Tensor) -> CapturedAttention | None:
-    """Wrap weights P (B, H, n, n). A P of three axes is taken as the heads of one sample."""
+    """Wrap weights P (B, H, n, keys). A P of three axes is taken as the heads of one sample."""
     P = P.detach()
     P = P if P.ndim == 4 else P.unsqueeze(0)
     return CapturedAttention(
-        P.shape[0], P.shape[1], P.shape[-1], lambda sample, low, high: P[sample : sample + 1, low:high]
+        P.shape[0], P.shape[1], P.shape[-2], lambda sample, low, high: P[sample : sample + 1, low:high], P.shape[-1]
     )
 
 
@@ -153,8 +232,8 @@ def from_queries(
 
     Args:
         q: (B, H, n, D).
-        k: (B, Hkv, n, D).
-        mask: Boolean, True = may be attended to, or numbers to add; broadcastable to (B, H, n, n).
+        k: (B, Hkv, keys, D).
+        mask: Boolean, True = may be attended to, or numbers to add; broadcastable to (B, H, n, keys).
         causal: Hide what comes after each query.
         scale: Factor of the scores; D^-0.5 by default.
     """
@@ -163,7 +242,7 @@ def from_queries(
     group = H // k.shape[1]
     scale = width**-0.5 if scale is None else scale
     if mask is not None:
-        mask = mask.detach().expand(B, H, n, n)
+        mask = mask.detach().expand(B, H, n, k.shape[2])
 
     def weights(sample: int, low: int, high: int) -> Tensor:
         here = slice(sample, sample + 1)
@@ -178,7 +257,7 @@ def from_queries(
             scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1), -torch.inf)
         return scores.softmax(-1).nan_to_num(0.0)  # a query that sees nothing gives 0
 
-    return CapturedAttention(B, H, n, weights)
+    return CapturedAttention(B, H, n, weights, k.shape[2])
 
 
 def _from_mha(tokens: int, call: inspect.BoundArguments) -> CapturedAttention | None:

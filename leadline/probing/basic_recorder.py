@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leadline.anatomy.blocks import Block, find_parts
+from leadline.anatomy.blocks import Block
 from leadline.anatomy.calling import full_precision
-from leadline.anatomy.streams import as_tokens, stream_in, stream_out
+from leadline.anatomy.layouts import Layout, UsualLayout
+from leadline.anatomy.streams import stream_in, stream_out
+from leadline.anatomy.survey import BlockLayouts, Layouts, usual_layouts
 from leadline.errors import LeadlineError
 from leadline.metrics import attention_entropy, robust_similarity
 from leadline.metrics._tokens import power_of_two
@@ -66,6 +68,7 @@ class BasicRecorder:
         entropy: Record the attention entropy too.
         on_block: Called after every block.
         robust: Record the robust similarity too; this waits for the device.
+        layouts: The layouts of the blocks, by name; the usual ones by default.
     """
 
     def __init__(
@@ -74,9 +77,11 @@ class BasicRecorder:
         entropy: bool = False,
         on_block: Callable[[], None] = lambda: None,
         robust: bool = False,
+        layouts: Layouts | None = None,
     ) -> None:
         self.blocks, self.entropy, self.on_block, self.with_robust = list(blocks), entropy, on_block, robust
-        self._parts = {block.module: find_parts(block.module) for block in blocks}
+        layouts = usual_layouts(blocks) if layouts is None else layouts
+        self._layouts: dict[nn.Module, BlockLayouts] = {block.module: layouts[block.name] for block in blocks}
         self.names = {block.module: block.name for block in blocks}
         self.start(None)
 
@@ -117,26 +122,28 @@ class BasicRecorder:
         return values if len(values) == len(self.rows) - 1 else None
 
     def _before_block(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        source = stream_in(args, kwargs)
+        layout = self._layouts[module].entering
+        source = stream_in(args, kwargs, layout.stream)
         if source is None:
             return
         if not self.rows:
-            self._measure(source, module)
-        self.tokens = as_tokens(source, self._parts[module].sequence_first).shape[1]
+            self._measure(source, layout)
+        self.tokens = layout.tokens(source).shape[1]
         self.entropies.append(None)
 
     def _after_block(self, module: nn.Module, args: Any, output: Any) -> None:
-        result = stream_out(output)
+        layout = self._layouts[module].leaving
+        result = stream_out(output, layout.stream)
         self.tokens = None
         if result is not None:
-            self._measure(result, module)
+            self._measure(result, layout)
             self.layer_names.append(self.names[module])
         self.on_block()
 
-    def _measure(self, source: Tensor, module: nn.Module) -> None:
+    def _measure(self, source: Tensor, layout: Layout | UsualLayout) -> None:
         tokens, self.tokens = self.tokens, None  # products of the metrics are not attention
         with full_precision(source.device):
-            x = as_tokens(source.detach(), self._parts[module].sequence_first)
+            x = layout.tokens(source.detach())
             mask = self.mask if self.mask is not None and self.mask.shape == x.shape[:2] else None
             self.rows.append(basic_metrics(x, mask))
             if self.with_robust:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from leadline.anatomy.blocks import Block, find_parts
-from leadline.anatomy.calling import Batch, call_model
-from leadline.anatomy.streams import as_tokens
+from leadline.anatomy.blocks import Block
+from leadline.anatomy.calling import Batch, call_model, full_precision
+from leadline.anatomy.survey import BlockLayouts, Layouts, usual_layouts
 from leadline.errors import LeadlineError
 from leadline.metrics import angular_distance
-from leadline.probing.attention_capture import full_precision
 from leadline.probing.depth_use import THRESHOLDS, Change, change_of, measure_depth_use
 from leadline.probing.outputs import Yardstick, find_logits, make_yardstick
 from leadline.probing.reruns import Reruns
@@ -51,6 +50,7 @@ def add_depth_use(
     layers: list[LayerData],
     depth_use: Choice,
     progress: Callable[[], None] = lambda: None,
+    layouts: Layouts | None = None,
 ) -> DepthUse:
     """Measure how much of its depth a model uses, on one batch, and write the figures of each layer into ``layers``.
 
@@ -61,7 +61,17 @@ def add_depth_use(
         layers: Data by layer, the input first.
         depth_use: True, a number of blocks to leave out, or "sublayers".
         progress: Called after each pass of the model.
+        layouts: The layouts of the blocks, by name; the usual ones by default.
+
+    Raises:
+        LeadlineError: If a block hands on several streams, or the output cannot be compared.
     """
+    layouts = usual_layouts(blocks) if layouts is None else layouts
+    if any(layout.stream for pair in layouts.values() for layout in pair):
+        raise LeadlineError(
+            "the blocks hand on several streams, and leaving out one of them is not leaving out a block; "
+            "probe with depth_use=False"
+        )
     reruns = Reruns([block.module for block in blocks], lambda: call_model(model, first.inputs))
     if len(reruns.visits) != len(layers) - 1:
         raise LeadlineError(
@@ -93,7 +103,8 @@ def add_depth_use(
     if depth_use == "sublayers":
         reason = add_sublayers(reruns, yardstick, layers, progress)
         use.notes += [] if reason is None else [reason]
-    use.angles = _angles(reruns, first.mask)
+    by_block = {block.module: layouts[block.name] for block in blocks}
+    use.angles = _angles(reruns, by_block, first.mask)
     use.rank_correlation = _rank_correlation(layers)
     use.forwards = reruns.cost
     return use
@@ -142,12 +153,11 @@ def _no_lens(model: nn.Module, reruns: Reruns, logits: Tensor) -> str | None:
     return None
 
 
-def _angles(reruns: Reruns, mask: Tensor | None) -> list[list[float]] | None:
+def _angles(reruns: Reruns, layouts: Mapping[nn.Module, BlockLayouts], mask: Tensor | None) -> list[list[float]] | None:
     """Return the angular distance between the streams after any two layers; NaN where their shapes differ."""
-    modules = [reruns.visits[0].block, *(visit.block for visit in reruns.visits)]
-    streams: list[Tensor | None] = []
-    for module, stream in zip(modules, reruns.streams(), strict=True):
-        streams.append(None if stream is None else as_tokens(stream, find_parts(module).sequence_first))
+    ways = [layouts[reruns.visits[0].block].entering, *(layouts[visit.block].leaving for visit in reruns.visits)]
+    pairs = zip(ways, reruns.streams(), strict=True)
+    streams = [None if stream is None else way.tokens(stream) for way, stream in pairs]
     size = len(streams)
     table = [[0.0 if i == j else math.nan for j in range(size)] for i in range(size)]
     for i, x in enumerate(streams):

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from leadline.anatomy.blocks import Block, Parts, find_parts
 from leadline.anatomy.calling import full_precision
-from leadline.anatomy.streams import as_tokens, stream_in, stream_out
+from leadline.anatomy.layouts import Layout, UsualLayout
+from leadline.anatomy.streams import stream_in, stream_out
+from leadline.anatomy.survey import BlockLayouts, Layouts, usual_layouts
 from leadline.errors import LeadlineError
 from leadline.metrics import token_diversity, token_similarity
 from leadline.metrics._tokens import split
@@ -39,6 +41,7 @@ class Recorder:
         prefix: How many class and register tokens come before the patches.
         heatmaps: Keep the attention of the first sample of the first batch.
         on_block: Called after every block.
+        layouts: The layouts of the blocks, by name; the usual ones by default.
     """
 
     def __init__(
@@ -49,22 +52,35 @@ class Recorder:
         prefix: int = 0,
         heatmaps: bool = False,
         on_block: Callable[[], None] = lambda: None,
+        layouts: Layouts | None = None,
     ) -> None:
         self.blocks, self.prefix, self.with_attention, self.with_heatmaps = list(blocks), prefix, attention, heatmaps
         self.on_block = on_block
         self.heatmaps: dict[int, tuple[Tensor, int]] = {}  # by layer: weights (H, m, m), and the sample's tokens
         self.layers: list[LayerStatistics] = [LayerStatistics(0, "input")]
         self.modules: list[nn.Module] = []  # the block of each layer but the input
+        self.stages: dict[int, LayerStatistics] = {}  # by the layer that begins a stage after the first: its input
         self.samples = self.tokens = self.batches = 0
+        self.padded = False
         self._parts = {block.module: find_parts(block.module) for block in blocks}
+        layouts = usual_layouts(blocks) if layouts is None else layouts
+        self._layouts: dict[nn.Module, BlockLayouts] = {block.module: layouts[block.name] for block in blocks}
+        self.unseen: dict[str, str] = {}  # layers without attention weights: why
         self._names = {block.module: block.name for block in blocks}
         self.start(None)
 
-    def start(self, mask: Tensor | None) -> None:
-        """Begin a new forward pass with the padding mask (B, n), True = a real token."""
-        self.mask = mask
+    def start(self, mask: Tensor | None, strict: bool = True) -> None:
+        """Begin a new forward pass.
+
+        Args:
+            mask: The padding mask (B, n), True = a real token.
+            strict: Refuse a mask of another shape than the tokens; otherwise it is that of another part.
+        """
+        self.mask, self.strict = mask, strict
+        self.padded = self.padded or mask is not None
         self.calls = 0  # of blocks in this forward pass
         self.first: Tensor | None = None  # (B, n, d), the first stream that had the present tokens
+        self.shape: torch.Size | None = None  # of the tokens that left the block before
         self.stack: list[BlockCall] = []  # the calls that have not ended, innermost last
         self.measuring = False
 
@@ -99,17 +115,18 @@ class Recorder:
                         stack.callback(part.register_forward_pre_hook(hook, with_kwargs=True).remove)
                 stack.callback(block.module.register_forward_hook(self._after_block).remove)
             if self.with_attention:
-                stack.enter_context(AttentionCapture(self._expected_tokens, self._receive))
+                stack.enter_context(AttentionCapture(self._expected_tokens, self._receive, self._miss))
             yield
 
     # hooks of blocks
 
     def _before_block(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        source = stream_in(args, kwargs)
+        layout = self._layouts[module].entering
+        source = stream_in(args, kwargs, layout.stream)
         if source is None:
             raise LeadlineError(f"block {self._names[module]!r} takes no tokens (batch, tokens, width); see blocks=")
         parts = self._parts[module]
-        x = self._tokens(source, parts, f"what enters block {self._names[module]!r}")
+        x = self._tokens(source, layout, f"what enters block {self._names[module]!r}")
         if self.calls == 0:
             if x.shape[1] < 2:
                 raise LeadlineError("the inputs have one token a sample; similarity needs at least two")
@@ -125,14 +142,15 @@ class Recorder:
             name = self._names[module] + (f" (call {number})" if number > 1 else "")
             self.layers.append(LayerStatistics(self.calls, name))
             self.modules.append(module)
-        self.stack.append(BlockCall(self.calls, parts, x, source))
+        self.stack.append(BlockCall(self.calls, parts, layout, x, source))
 
     def _after_block(self, module: nn.Module, args: Any, output: Any) -> None:
         call = self.stack.pop()
-        result = stream_out(output)
+        layout = self._layouts[module].leaving
+        result = stream_out(output, layout.stream)
         if result is None:
             raise LeadlineError(f"block {self._names[module]!r} gives no tokens (batch, tokens, width); see blocks=")
-        y = self._tokens(result, call.parts, f"what leaves block {self._names[module]!r}")
+        y = self._tokens(result, layout, f"what leaves block {self._names[module]!r}")
         statistics, mask = self.layers[call.layer], self._mask_for(y)
         with self._measure(y):
             same = self.first is not None and self.first.shape[:2] == y.shape[:2]
@@ -140,6 +158,10 @@ class Recorder:
             normed = call.normed_input()
             if normed is not None:
                 self.layers[call.layer - 1].robust.normed.add(token_similarity(normed, self._mask_for(normed)))
+            if call.layer > 1 and not self.shape == call.x.shape == y.shape:
+                stage = self.stages.setdefault(call.layer, LayerStatistics(0, "input"))
+                stage.add_tokens(call.x, self._mask_for(call.x), self.prefix)
+            self.shape = y.shape
             if y.shape == call.x.shape:
                 statistics.add_change(call.x, y, mask, call.rates(y, mask), call.gain(y, mask))
             if call.attention is not None:
@@ -147,6 +169,11 @@ class Recorder:
                 if self.with_heatmaps and self.batches == 0:
                     self.heatmaps[call.layer] = call.attention.heatmap(), call.attention.tokens
                 statistics.attention.add(call.attention, X, self._mask_for(X))
+            elif self.with_attention:
+                self.unseen[statistics.name] = call.missed or "no attention was recognised in it"
+                if call.partial is not None:
+                    self.unseen[statistics.name] = f"{call.missed}; only its entropy is measured"
+                    statistics.attention.add_entropy(call.partial)
         self.on_block()
 
     # hooks of parts
@@ -176,20 +203,43 @@ class Recorder:
         if self.measuring or not self.stack:
             return None
         call = self.stack[-1]
+        if call.parts.channels:
+            call.missed = f"its attention is between channels ({call.parts.channels}), not between tokens"
+            return None
         # the first attention of a block counts; with an implicit scheme, which iterates, the last
         implicit = str(getattr(call.parts.attention, "scheme", "")).startswith("backward-")
         return None if call.attention is not None and not implicit else call.x.shape[1]
 
     def _receive(self, attention: CapturedAttention) -> None:
-        if attention.batch == self.stack[-1].x.shape[0]:
-            self.stack[-1].attention = attention
+        call = self.stack[-1]
+        attention = attention.split(call.x.shape[0])
+        if attention.batch == call.x.shape[0]:
+            call.attention = attention
+        else:
+            self._miss(f"its attention has {attention.batch} rows of tokens, and the batch {call.x.shape[0]} samples")
+
+    def _miss(self, reason: str, attention: CapturedAttention | None = None) -> None:
+        """Note the first attention of a block if it is not of all tokens to each other."""
+        call = self.stack[-1]
+        if call.missed is not None:
+            return
+        call.missed = reason
+        if attention is None or self.mask is not None:
+            return
+        samples, tokens = call.x.shape[:2]
+        flat = attention.batch == 1 and attention.heads > samples
+        attention = attention.split(samples) if flat else attention
+        windows = attention.tokens == attention.keys and attention.batch % samples == 0
+        windows = windows and attention.batch * attention.tokens >= samples * tokens
+        if windows or (attention.batch == samples and attention.tokens == tokens > attention.keys):
+            call.partial = attention
 
     # tokens
 
-    def _tokens(self, source: Tensor, parts: Parts, what: str) -> Tensor:
+    def _tokens(self, source: Tensor, layout: Layout | UsualLayout, what: str) -> Tensor:
         """Return a copy (B, n, d) of a block's input or output with padding set to 0; ``what`` names it in errors."""
-        x = as_tokens(source.detach(), parts.sequence_first)
-        if self.mask is not None and self.calls == 0 and self.mask.shape != x.shape[:2]:
+        x = layout.tokens(source.detach())
+        if self.mask is not None and self.strict and self.calls == 0 and self.mask.shape != x.shape[:2]:
             raise LeadlineError(
                 f"the mask has shape {tuple(self.mask.shape)}; this batch has (samples, tokens) {tuple(x.shape[:2])}"
             )
@@ -199,11 +249,13 @@ class Recorder:
         return x
 
     def _copy(self, source: Tensor | None) -> Tensor | None:
-        """Return such a copy of a tensor inside a block; None if its shape is not that of the block's input."""
+        """Return such a copy of a tensor inside a block; None if it has other tokens than the block's input."""
         call = self.stack[-1]
-        if source is None or source.shape != call.source.shape:
+        if source is None:
             return None
-        return self._without_padding(as_tokens(source.detach(), call.parts.sequence_first))
+        if source.shape == call.source.shape:
+            return self._without_padding(call.layout.tokens(source.detach()))
+        return self._without_padding(source.detach()) if source.shape == call.x.shape else None
 
     def _without_padding(self, x: Tensor) -> Tensor:
         mask = self._mask_for(x)
@@ -239,11 +291,14 @@ class BlockCall:
 
     layer: int
     parts: Parts
+    layout: Layout | UsualLayout  # of the input
     x: Tensor  # (B, n, d), a copy of the block's input
     source: Tensor  # the input itself
     attended: bool = False  # whether attention has begun
     attention_input: Tensor | None = None
     attention: CapturedAttention | None = None
+    missed: str | None = None  # why the first attention that ran is not of all tokens to each other
+    partial: CapturedAttention | None = None  # within windows, or to fewer keys than tokens
     norms: list[NormCall] = field(default_factory=list)
     mlp_input: Tensor | None = None  # a copy
     mlp_source: Tensor | None = None  # the input itself

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import leadline
-from leadline.anatomy.blocks import Block, find_blocks, unwrap
+from leadline.anatomy.blocks import Tower, find_towers, unwrap
 from leadline.anatomy.calling import (
+    Batch,
     Mask,
     call_model,
     check_batch,
@@ -19,7 +23,9 @@ from leadline.anatomy.calling import (
     evaluation_mode,
     padding_mask,
 )
+from leadline.anatomy.layouts import Layout, LayoutError, read_layout
 from leadline.anatomy.streams import count_prefix_tokens
+from leadline.anatomy.survey import Layouts, survey
 from leadline.errors import LeadlineError
 from leadline.probing.depth_figures import Choice, FirstBatch, add_depth_use, check_choice
 from leadline.probing.gradients import GradientNorms, Loss, loss_of
@@ -28,10 +34,13 @@ from leadline.probing.outputs import as_initialised
 from leadline.probing.recorder import Recorder
 from leadline.probing.trials import CANDIDATES, try_cures
 from leadline.report.depth_report import DepthReport
-from leadline.report.layers import DepthUse, Heatmap, LayerData, Verdict
-from leadline.report.verdict import judge, with_trials
+from leadline.report.layers import DepthUse, Heatmap, LayerData, Measured, Verdict
+from leadline.report.verdict import judge, severity, with_trials
 
 Progress = Callable[[str, int, int | None], None]  # stage, blocks done, blocks in total if that is known
+
+_DECODER = re.compile(r"(^|[._])decoder")
+_VISION = re.compile(r"vision|visual|image|pixel")
 
 
 def probe(
@@ -39,6 +48,8 @@ def probe(
     inputs: Inputs,
     *,
     blocks: str | Sequence[str] | None = None,
+    parts: str | Sequence[str] | None = None,
+    layout: str | None = None,
     loss: Loss | None = None,
     mask: Mask = None,
     attention: bool = True,
@@ -60,6 +71,10 @@ def probe(
             over once. With labels, also as "labels" of a mapping, changes of the output are changes of the loss.
         blocks: Names of the blocks, or a pattern such as "encoder.layer.*". By default they are looked for, which
             works for models of transformers and timm, ``nn.TransformerEncoder`` and Leadline.
+        parts: Names of the parts to measure, such as "encoder": the lists of blocks whose names begin with them. By
+            default every list of blocks that the model runs, each of which gets its own report in ``report.parts``.
+        layout: The axes of the blocks' streams, for models whose own weights do not show them: b samples, n, h and w
+            tokens, d channels, as in "bnd", "nbd" or "bdhw"; "1:bnd" is the second of parallel streams.
         loss: A function of the model's output, or "output.loss" if the model computes it from its inputs. The
             gradient norm of every block is then measured too. Layers that share weights share one gradient.
         mask: (B, n), True = a real token, or a function of the batch that returns it. It is needed for inputs that do
@@ -74,45 +89,206 @@ def probe(
         progress: Called as ``progress(stage, done, total)`` after every block of every batch and trial.
 
     Returns:
-        The report.
+        The report: of the whole model, or of its worst part, with those of all parts in ``report.parts``.
 
     Raises:
-        LeadlineError: If the blocks are not found, an argument or a batch does not fit, or the model fails.
+        LeadlineError: If the blocks are not found, the tokens cannot be told for certain, an argument or a batch
+            does not fit, or the model fails.
     """
     if not isinstance(model, nn.Module):
         raise LeadlineError(f"the model is a {type(model).__name__}; give a torch.nn.Module")
     check_choice(depth_use)
     module = unwrap(model)
-    block_list = find_blocks(module, blocks)
+    towers = find_towers(module, blocks)
+    axes = None if layout is None else read_layout(layout)
     prefix = count_prefix_tokens(module) if prefix is None else prefix
     batches = 1 if is_pair(inputs) else count_batches(inputs)
-    count = ProgressCount(progress, "measuring", None if batches is None else batches * len(block_list))
-    recorder = Recorder(block_list, attention=attention, prefix=prefix, heatmaps=heatmaps is not False, on_block=count)
-    gradients = None if loss is None else GradientNorms([block.module for block in block_list])
+    options: dict[str, Any] = {"attention": attention, "prefix": prefix, "heatmaps": heatmaps is not False}
+    measured: list[Part] = []
+    left_out: dict[str, str] = {}
     first: FirstBatch | None = None
-    use: DepthUse | None = None
+    gradients: GradientNorms | None = None
     with evaluation_mode(module):
         for batch, labels in each_labelled(module, inputs):
             check_batch(module, batch)
             real = padding_mask(batch, mask)
-            first = first or FirstBatch(batch, real, labels)
-            recorder.start(real)
-            with recorder.attached(), torch.set_grad_enabled(loss is not None):
+            if first is None:
+                first = FirstBatch(batch, real, labels)
+                layouts, left_out = _layouts(module, batch, towers, parts, axes)
+                running = [tower for tower in towers if tower.name in layouts]
+                total = None if batches is None else batches * sum(len(tower.blocks) for tower in running)
+                count = ProgressCount(progress, "measuring", total)
+                measured = [
+                    Part(
+                        tower,
+                        layouts[tower.name],
+                        Recorder(tower.blocks, on_block=count, layouts=layouts[tower.name], **options),
+                    )
+                    for tower in running
+                ]
+                if loss is not None:
+                    gradients = GradientNorms([block.module for part in measured for block in part.tower.blocks])
+            with ExitStack() as stack, torch.set_grad_enabled(loss is not None):
+                for part in measured:
+                    part.recorder.start(_mask_of(part.tower.name, batch, real, mask), strict=len(towers) == 1)
+                    stack.enter_context(part.recorder.attached())
                 output = call_model(module, batch)
-            recorder.finish()
+            for part in measured:
+                part.recorder.finish()
             if loss is not None and gradients is not None:
-                _add_gradients(recorder, gradients.measure(loss_of(output, loss)))
+                norms = gradients.measure(loss_of(output, loss))
+                for part in measured:
+                    _add_gradients(part.recorder, norms)
             del output
-        layers = [statistics.layer_data() for statistics in recorder.layers]
         assert first is not None  # or there was no batch, and no layer to return
-        if depth_use is not False:
-            passes = ProgressCount(progress, "leaving out blocks", None)
-            use = add_depth_use(module, block_list, first, layers, depth_use, passes)
-        verdict = judge(layers, use, as_initialised(module))
-        if trials and verdict.kind in ("collapse", "entropy collapse"):
-            verdict = _try_cures(module, block_list, first, layers, verdict, use, progress)
-    settings = _settings(module, recorder, padding=first.mask is not None)
-    return DepthReport(type(module).__name__, settings, layers, verdict, _heatmaps(recorder, heatmaps), use)
+        uses: dict[str, DepthUse | None] = dict.fromkeys(part.tower.name for part in measured)
+        reports = {}
+        for part in measured:
+            layers = [statistics.layer_data() for statistics in part.recorder.layers]
+            name = part.tower.name
+            if depth_use is not False:
+                passes = ProgressCount(progress, "leaving out blocks", None)
+                uses[name] = add_depth_use(module, part.tower.blocks, first, layers, depth_use, passes, part.layouts)
+            reports[name] = _report(module, part, layers, uses[name], heatmaps, left_out)
+        worst = max(reports, key=lambda name: severity(reports[name].verdict, reports[name].layers))
+        report = reports[worst]
+        if trials and report.verdict.kind in ("collapse", "entropy collapse"):
+            part = next(part for part in measured if part.tower.name == worst)
+            real = part.recorder.mask if part.recorder.batches == 1 else first.mask
+            own = first._replace(mask=real)
+            report.verdict = _try_cures(module, part, own, report.layers, report.verdict, uses[worst], progress)
+    return _whole(report, worst, reports)
+
+
+class Part(NamedTuple):
+    """A tower of the model, the layouts of its blocks by name, and what records it."""
+
+    tower: Tower
+    layouts: Layouts
+    recorder: Recorder
+
+
+def _layouts(
+    module: nn.Module, batch: Batch, towers: list[Tower], parts: str | Sequence[str] | None, axes: Layout | None
+) -> tuple[dict[str, Layouts], dict[str, str]]:
+    """Return the layouts of the towers to measure, by name, and why the others are left out.
+
+    Raises:
+        LeadlineError: If no tower can be measured, or ``parts`` names none.
+    """
+    names = None if parts is None else [parts] if isinstance(parts, str) else list(parts)
+    for name in names or []:
+        if not any(_is_part(tower.name, name) for tower in towers):
+            known = ", ".join(tower.name for tower in towers)
+            raise LeadlineError(f"parts names {name!r}, and the parts of {type(module).__name__} are {known}")
+    surveyed = survey(module, batch, towers, axes)
+    layouts: dict[str, Layouts] = {}
+    left_out: dict[str, str] = {}
+    for tower in towers:
+        if names is not None and not any(_is_part(tower.name, name) for name in names):
+            left_out[tower.name] = "not among parts="
+            continue
+        try:
+            layouts[tower.name] = surveyed.layouts(tower)
+            left_out |= surveyed.other_streams(tower)
+        except LayoutError as error:
+            left_out[tower.name] = str(error)
+    if not layouts:
+        chosen = [tower.name for tower in towers if left_out[tower.name] != "not among parts="]
+        raise LeadlineError(left_out[chosen[0]])
+    return layouts, left_out
+
+
+def _is_part(tower: str, name: str) -> bool:
+    return f"{tower}.".startswith(f"{name}.")
+
+
+def _mask_of(name: str, batch: Batch, real: Tensor | None, mask: Mask) -> Tensor | None:
+    """Return the padding mask of a part: decoders have their own, and that of a text is none of an image."""
+    if mask is not None or not isinstance(batch, Mapping):
+        return real
+    if "decoder_input_ids" in batch and _DECODER.search(name):
+        own = batch.get("decoder_attention_mask")
+        return None if own is None else padding_mask({"attention_mask": own})
+    if "input_ids" in batch and _VISION.search(name):
+        return None
+    return real
+
+
+def _report(
+    module: nn.Module,
+    part: Part,
+    layers: list[LayerData],
+    use: DepthUse | None,
+    heatmaps: bool | Sequence[int],
+    left_out: dict[str, str],
+) -> DepthReport:
+    """Return the report of one part, without trials."""
+    recorder = part.recorder
+    initialised = as_initialised(module)
+    settings = _settings(module, recorder, padding=recorder.padded)
+    measured = Measured(
+        part=part.tower.name,
+        blocks=len(layers) - 1,
+        layout=", ".join(dict.fromkeys(str(pair.entering) for pair in part.layouts.values())),
+        attention_seen=settings["attention_seen"],
+        attention_unseen=recorder.unseen,
+        left_out=left_out,
+    )
+    heat = _heatmaps(recorder, heatmaps)
+    verdict = judge(layers, use, initialised)
+    report = DepthReport(type(module).__name__, settings, layers, verdict, heat, depth_use=use, measured=measured)
+    return replace(report, parts=_stages(recorder, layers, report, initialised))
+
+
+def _stages(
+    recorder: Recorder, layers: list[LayerData], whole: DepthReport, initialised: bool | None
+) -> dict[str, DepthReport]:
+    """Return a report for each stage of a tower, between changes of the number of tokens or of their width."""
+    if not recorder.stages or whole.measured is None:
+        return {}
+    starts = [1, *sorted(recorder.stages), len(layers)]
+    inputs = [layers[0], *(recorder.stages[start].layer_data() for start in starts[1:-1])]
+    stages: dict[str, DepthReport] = {}
+    for first, start, end in zip(inputs, starts, starts[1:], strict=False):
+        blocks = [replace(layer, index=i) for i, layer in enumerate(layers[start:end], 1)]
+        names = [layer.name for layer in blocks]
+        unseen = {name: reason for name, reason in recorder.unseen.items() if name in names}
+        measured = replace(
+            whole.measured,
+            part=names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}",
+            blocks=len(blocks),
+            attention_seen=len(blocks) - len(unseen) if recorder.with_attention else 0,
+            attention_unseen=unseen,
+        )
+        verdict = judge([first, *blocks], None, initialised)
+        stages[measured.part] = replace(
+            whole, layers=[first, *blocks], verdict=verdict, heatmaps=[], depth_use=None, measured=measured
+        )
+    return stages
+
+
+def _whole(report: DepthReport, worst: str, reports: dict[str, DepthReport]) -> DepthReport:
+    """Return the report of the worst part with those of all parts, if there are several, and say what it covers."""
+    words = ""
+    if len(reports) > 1:
+        collapse = (
+            "the worst"
+            if report.verdict.kind in ("collapse", "entropy collapse")
+            else "none of them collapses, this one is"
+        )
+        words = f"Of {len(reports)} parts ({', '.join(reports)}) {collapse}: {worst}."
+    if report.measured is not None and report.measured.left_out:
+        others = "; ".join(f"{name} ({reason})" for name, reason in report.measured.left_out.items())
+        words += f"{' ' if words else f'Measured in part, {worst}. '}Left out: {others}."
+    if report.parts and report.verdict.kind == "no collapse":
+        stage = max(report.parts, key=lambda name: severity(report.parts[name].verdict, report.parts[name].layers))
+        if report.parts[stage].verdict.kind != "no collapse":
+            words += f"{' ' if words else ''}Of its {len(report.parts)} stages the worst, taken alone, is {stage}."
+    whole = replace(report, parts=reports) if len(reports) > 1 else report
+    if words:
+        whole.verdict = replace(report.verdict, text=f"{words} {report.verdict.text}")
+    return whole
 
 
 class ProgressCount:
@@ -148,7 +324,7 @@ def _add_gradients(recorder: Recorder, norms: dict[nn.Module, Tensor]) -> None:
 
 def _try_cures(
     module: nn.Module,
-    blocks: list[Block],
+    part: Part,
     first: FirstBatch,
     layers: list[LayerData],
     verdict: Verdict,
@@ -157,10 +333,17 @@ def _try_cures(
 ) -> Verdict:
     """Try the candidate cures on the first batch and complete the verdict with them."""
     count = ProgressCount(progress, "trying cures", (1 + len(CANDIDATES)) * (len(layers) - 1))
-    names = [block.name for block in blocks]
+    names = [block.name for block in part.tower.blocks]
     about_entropy = verdict.kind == "entropy collapse"
     before, trials = try_cures(
-        module, names, first.inputs, first.mask, entropy=about_entropy, labels=first.labels, on_block=count
+        module,
+        names,
+        first.inputs,
+        first.mask,
+        entropy=about_entropy,
+        labels=first.labels,
+        on_block=count,
+        layouts=part.layouts,
     )
     return with_trials(verdict, layers, trials, before, use)
 

@@ -38,6 +38,9 @@ _SINK = 0.3  # mean weight above which a key is a sink
 _LARGE = 100.0  # magnitude up to which no entry is massive
 
 
+_VISIBLE = 1e-30  # weight above which a key is not masked; masks of -100 leave less
+
+
 class RunningMean:
     """The mean of values that come in batches; NaN values are left out.
 
@@ -183,6 +186,24 @@ class AttentionStatistics:
                 self.sink.add(whole["sink"])
                 self.sinks.add((whole["sink"] > _SINK).double().mean(-1))
                 rows.clear()
+
+    def add_entropy(self, attention: CapturedAttention) -> None:
+        """Add the entropy alone of attention within windows, or to fewer keys than tokens.
+
+        Args:
+            attention: The weights, a row of the batch for each window: (B windows, H, n, keys).
+        """
+        self.entropies = self.entropies or RunningHistogram(0.0, _ENTROPY_BIN, 1, attention.heads)
+        queries: list[Tensor] = []
+        for _, head, P in attention.chunks(1):
+            P = P.float() if P.dtype in (torch.float16, torch.bfloat16) else P
+            queries.append(attention_entropy(P)[0])  # (h, n)
+            if head + len(queries[-1]) == attention.heads:  # the last heads of this window
+                whole = torch.cat(queries)
+                self.uniform.add((P[0, 0] > _VISIBLE).sum(-1).double().log().mean()[None])
+                self.entropies.add(whole)
+                self.entropy.add(whole.mean(-1)[None])
+                queries.clear()
 
     def distributions(self) -> list[Distribution] | None:
         """Return the distribution of entropy over queries, per head; None if no attention was captured."""

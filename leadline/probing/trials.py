@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from leadline.anatomy.blocks import find_blocks
 from leadline.anatomy.calling import Batch, call_model
+from leadline.anatomy.survey import Layouts
 from leadline.curing import cure as apply_cure
 from leadline.curing import uncure
 from leadline.errors import LeadlineError
@@ -39,6 +40,7 @@ def try_cures(
     candidates: Mapping[str, Mapping[str, float]] = CANDIDATES,
     labels: Tensor | None = None,
     on_block: Callable[[], None] = lambda: None,
+    layouts: Layouts | None = None,
 ) -> tuple[Trial, list[Trial]]:
     """Run one batch without a cure and with each candidate; the model is restored after each.
 
@@ -51,11 +53,12 @@ def try_cures(
         candidates: Arguments of ``leadline.cure`` by the name of the trial.
         labels: The batch's labels; the change of the output is then that of the loss.
         on_block: Called after every block.
+        layouts: The layouts of the blocks, by name; the usual ones by default.
 
     Returns:
         The trial without a cure and those of the candidates. Their ``helps`` is still False; the verdict sets it.
     """
-    before, whole = _run(model, "as it is", {}, names, batch, mask, entropy, on_block)
+    before, whole = _run(model, "as it is", {}, names, batch, mask, entropy, on_block, layouts)
     yardstick, _ = make_yardstick(model, whole, labels, mask)
     trials = []
     own = _strengths(model)
@@ -64,7 +67,7 @@ def try_cures(
             with cured(model, **cure) as patient:
                 if own is not None and _strengths(patient) == own:
                     raise LeadlineError("the model has it already")
-                trial, output = _run(patient, name, dict(cure), names, batch, mask, entropy, on_block)
+                trial, output = _run(patient, name, dict(cure), names, batch, mask, entropy, on_block, layouts)
             if yardstick is not None and trial.error is None:
                 trial.change, trial.change_error = change_of(yardstick.changes(output))
                 trial.unit = yardstick.unit
@@ -101,9 +104,10 @@ def _run(
     mask: Tensor | None,
     entropy: bool,
     on_block: Callable[[], None],
+    layouts: Layouts | None,
 ) -> tuple[Trial, Any]:
     """Run the batch once and return its metrics as a trial, and the model's output."""
-    recorder = BasicRecorder(find_blocks(model, names), entropy, on_block, robust=True)
+    recorder = BasicRecorder(find_blocks(model, names), entropy, on_block, robust=True, layouts=layouts)
     with torch.no_grad(), recorder.attached():
         recorder.start(mask)
         output = call_model(model, batch)

@@ -7,8 +7,8 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,12 @@ class DepthReport(ReportData):
         verdict: What the metrics mean, in words and as data.
         heatmaps: Attention weights of a few layers, if they were asked for.
         depth_use: How much of its depth the model uses, if that was measured.
+        measured: The list of blocks, the layout of its stream, where attention was seen, and what was left out.
+        parts: A report for each part, such as encoder and decoder, by the name of its list of blocks; empty if there is
+            one. The layers and the verdict above are then those of the worst part.
     """
+
+    parts: Mapping[str, DepthReport] = field(default_factory=dict)
 
     def table(self, every_layer: bool = False, brief: bool = False) -> Table:
         """Return a table for ``rich`` with a row per layer.

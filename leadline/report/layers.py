@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,6 +155,23 @@ class Heatmap:
 
 
 @dataclass
+class Measured:
+    """What a report measured, and what it left out and why."""
+
+    part: str  # name of the list of blocks
+    blocks: int  # calls of blocks
+    layout: str  # axes of the stream: b samples, n, h and w tokens, d channels
+    attention_seen: int  # layers whose attention weights were measured
+    attention_unseen: dict[str, str] = field(default_factory=dict)  # other layers, by name: why
+    left_out: dict[str, str] = field(default_factory=dict)  # other lists of blocks, by name: why
+
+    def __str__(self) -> str:
+        words = f"{self.part}: {self.blocks} blocks, layout {self.layout}, attention seen in {self.attention_seen}"
+        reasons = [f"{name}: {reason}" for name, reason in self.left_out.items()]
+        return f"{words}; left out: {'; '.join(reasons)}" if reasons else words
+
+
+@dataclass
 class ReportData:
     """All data of a report, which the page and the figures draw."""
 
@@ -163,3 +181,5 @@ class ReportData:
     verdict: Verdict
     heatmaps: list[Heatmap] = field(default_factory=list)
     depth_use: DepthUse | None = None
+    measured: Measured | None = None
+    parts: Mapping[str, ReportData] = field(default_factory=dict)  # by the name of the list of blocks

@@ -7,7 +7,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, is_dataclass
 from dataclasses import fields as fields_of
 from itertools import pairwise
@@ -56,7 +56,10 @@ def parse(text: str, kind: type[T]) -> T:
         json.dumps(data, ensure_ascii=False).encode()  # JSON can write half of a character, which no file can hold
     except (ValueError, RecursionError) as error:
         raise LeadlineError("this is no report; give what report.to_json() wrote") from error
-    return typing.cast(T, _build(kind, data, ""))
+    try:
+        return typing.cast(T, _build(kind, data, ""))
+    except RecursionError as error:  # parts of parts without end
+        raise LeadlineError("this is no report; give what report.to_json() wrote") from error
 
 
 def _refuse_constant(name: str) -> None:
@@ -87,7 +90,7 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list):
             raise _wrong(where, value, "a list")
         return [_build(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
-    if origin is dict:
+    if origin in (dict, Mapping):
         if not isinstance(value, dict):
             raise _wrong(where, value, "a mapping")
         return {key: _build(inner[1], item, f"{where}.{excerpt(key)}") for key, item in value.items()}
@@ -115,7 +118,7 @@ def _build_record(kind: Any, value: Any, where: str) -> Any:
     """Check a mapping against the fields of a data class."""
     if not isinstance(value, dict):
         raise _wrong(where, value, "a mapping")
-    hints, prefix = typing.get_type_hints(kind, vars(report_data)), f"{where}." if where else ""
+    hints, prefix = typing.get_type_hints(kind, vars(report_data) | {kind.__name__: kind}), f"{where}." if where else ""
     built = {}
     for field in fields_of(kind):
         if field.name in value:

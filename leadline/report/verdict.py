@@ -84,6 +84,13 @@ def _shares(layer: LayerData) -> tuple[float, float]:
     return (1 + (n - 1) * c) / n, (n - 1) * (1 - c) / n
 
 
+def severity(verdict: Verdict, layers: Sequence[LayerData]) -> tuple[int, float]:
+    """Return how bad a verdict is, to find the worst part of a model; equal among parts in which nothing collapses."""
+    if verdict.kind not in ("collapse", "entropy collapse"):
+        return 0, 0.0
+    return 2 if verdict.kind == "collapse" else 1, figure(layers[-1])
+
+
 def odds(layer: LayerData) -> float:
     """Return t_sim / t_div, which attention with a skip multiplies by up to 1 + gain^2 per layer (TSE, remark 2.8).
 
@@ -171,9 +178,7 @@ def describe(verdict: Verdict, layers: Sequence[LayerData], use: DepthUse | None
     else:
         unused = verdict.kind == "unused depth"
         sentences.append(
-            "Nothing collapses, and some layers are not in use."
-            if unused
-            else "Leave it alone: nothing collapses here."
+            "Nothing collapses, and some layers are not in use." if unused else f"Leave it alone: {_scope(layers)}"
         )
         sentences.append(path)
         if start >= COLLAPSED and end >= COLLAPSED:
@@ -301,6 +306,19 @@ def _by_index(layers: Sequence[tuple[int, list[Massive]]]) -> dict[int, list[tup
         for item in items:
             groups.setdefault(item.index, []).append((layer, item))
     return dict(sorted(groups.items(), key=lambda pair: (-len(pair[1]), pair[0])))
+
+
+def _scope(layers: Sequence[LayerData]) -> str:
+    """Return that nothing collapses, as far as it was measured."""
+    seen = sum(layer.entropy is not None for layer in layers[1:])
+    if seen == len(layers) - 1:
+        return "nothing collapses here."
+    if not seen:
+        return "the tokens do not collapse. The entropy of attention was not measured."
+    return (
+        f"the tokens do not collapse. The entropy of attention was measured in {seen} of {_layers(len(layers) - 1)} "
+        "and does not collapse there."
+    )
 
 
 def _rate_words(verdict: Verdict) -> list[str]:

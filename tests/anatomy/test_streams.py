@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import leadline as ll
-from leadline.anatomy.streams import as_tokens, count_prefix_tokens, stream_in, stream_out
+from leadline.anatomy.streams import count_prefix_tokens, stream_in, stream_out
 
 
 def test_the_stream_is_the_first_floating_tensor():
@@ -16,14 +16,6 @@ def test_the_stream_is_the_first_floating_tensor():
     assert stream_out((None, ids, x, y)) is x
     assert stream_out({"ids": ids, "hidden": y}) is y
     assert stream_out(None) is None
-
-
-def test_every_layout_becomes_batch_tokens_width():
-    tokens = torch.randn(2, 6, 4)
-    assert torch.equal(as_tokens(tokens, sequence_first=False), tokens)
-    assert torch.equal(as_tokens(tokens.transpose(0, 1), sequence_first=True), tokens)
-    assert torch.equal(as_tokens(tokens[0], sequence_first=True), tokens[:1])
-    assert torch.equal(as_tokens(tokens.view(2, 2, 3, 4), sequence_first=False), tokens)
 
 
 def test_prefix_tokens_are_counted():

@@ -40,7 +40,7 @@ def test_the_rate_of_a_known_growth():
 def test_where_it_leads_when_it_goes_on():
     verdict = judge(layers([0.1 * 1.2**i for i in range(9)]))
     assert verdict.kind == "no collapse"
-    assert verdict.text.startswith("Leave it alone: nothing collapses here.")
+    assert verdict.text.startswith("Leave it alone: the tokens do not collapse. The entropy of attention was not")
     exact = math.log(99 / 0.1) / math.log(1.2)  # 0.1 * 1.2^L = 99
     assert verdict.collapse_depth == pytest.approx(exact)
     assert verdict.text.endswith(

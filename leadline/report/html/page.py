@@ -41,11 +41,13 @@ def page_tabs(report: ReportData, before: ReportData | None = None) -> list[Tab]
         Tab("Spectrum", none, tabs.spectrum(report)),
         Tab("Norms and rank", none, tabs.norms(report)),
     ]
+    if report.parts:
+        pages.insert(1, Tab("Parts", text.parts(report), tabs.parts(report)))
     if report.heatmaps:
         pages.append(Tab("Attention", none, attention_maps(report.heatmaps)))
     if before is not None:
         pages.append(Tab("Before / after", text.comparison(before, report), tabs.before_and_after(before, report)))
-    data = [markup("<h3>Settings</h3>"), text.settings(report), text.download(report, "depth")]
+    data = [markup("<h3>Settings</h3>"), text.settings(report), text.measured(report), text.download(report, "depth")]
     data += [text.table(report, "Layer by layer")]
     if before is not None:
         data += [markup("<h3>Settings, before</h3>"), text.settings(before)]

@@ -124,6 +124,12 @@ def depth_use(report: ReportData) -> list[Chart]:
     return charts + by_head(report, "Largest score", "head", lambda f: f.largest_score)
 
 
+def parts(report: ReportData) -> list[Chart]:
+    """Return one chart with the similarity of every part of the model."""
+    lines = [(name, *column(part, lambda f: f.similarity)) for name, part in report.parts.items()]
+    return curves("Token similarity of the parts", "A curve for each list of blocks.", "similarity", lines, zero=True)
+
+
 def trials(report: ReportData) -> list[Chart]:
     """Return similarity by layer without a cure and with each cure that was tried; also entropy where measured."""
     ran = [trial for trial in report.verdict.trials if trial.error is None and trial.similarity]

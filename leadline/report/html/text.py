@@ -115,7 +115,9 @@ def advice(report: ReportData) -> Html:
     if verdict.kind in ("common direction", "unused depth"):
         return markup("No cure is recommended: nothing collapses here.")
     if verdict.kind == "no collapse":
-        return markup("Leave it alone: nothing collapses here.")
+        if any(layer.entropy is not None for layer in report.layers):
+            return markup("Leave it alone: nothing collapses here.")
+        return markup("Leave it alone: the tokens do not collapse. The entropy of attention was not measured.")
     ran = [trial for trial in verdict.trials if trial.error is None]
     if not ran:
         return markup("No recommendation: no cure {word} tried.", word="could be" if verdict.trials else "was")
@@ -315,6 +317,34 @@ def settings(report: ReportData) -> Html:
     items = [("model", report.model), *report.settings.items()]
     rows = join(markup("<dt>{key}</dt><dd>{value}</dd>", key=key, value=as_text(value)) for key, value in items)
     return markup('<dl class="settings">{rows}</dl>', rows=rows)
+
+
+def measured(report: ReportData) -> Html:
+    """Return what was measured and what was left out, if the report says so."""
+    if report.measured is None:
+        return markup("")
+    items = [("blocks", f"{report.measured.blocks} of {report.measured.part}"), ("layout", report.measured.layout)]
+    items.append(("attention seen", f"in {report.measured.attention_seen} of {report.measured.blocks} layers"))
+    items += [(f"not seen in {name}", reason) for name, reason in report.measured.attention_unseen.items()]
+    items += [(f"left out: {name}", reason) for name, reason in report.measured.left_out.items()]
+    rows = join(markup("<dt>{name}</dt><dd>{value}</dd>", name=name, value=value) for name, value in items)
+    return markup('<h3>Measured</h3><dl class="settings">{rows}</dl>', rows=rows)
+
+
+def parts(report: ReportData) -> Html:
+    """Return a fold for each part of the model, one open at a time: its verdict and its table."""
+    return join(
+        markup(
+            '<details name="parts"{open}><summary>{name}: {kind}</summary><p>{words}</p>{measured}{table}</details>',
+            open=markup("") if i else markup(" open"),
+            name=name,
+            kind=part.verdict.kind,
+            words=part.verdict.text,
+            measured=measured(part),
+            table=table(part, "Layer by layer"),
+        )
+        for i, (name, part) in enumerate(report.parts.items())
+    )
 
 
 def table(report: ReportData, caption: str) -> Html:
