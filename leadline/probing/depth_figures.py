@@ -17,6 +17,7 @@ from leadline.metrics import angular_distance
 from leadline.probing.depth_use import THRESHOLDS, Change, change_of, measure_depth_use
 from leadline.probing.outputs import Yardstick, find_logits, make_yardstick
 from leadline.probing.reruns import Reruns
+from leadline.probing.scores import largest_scores
 from leadline.probing.sublayers import add_sublayers
 from leadline.report.layers import DepthUse, LayerData, Removal
 from leadline.report.verdict import tail_layers
@@ -103,6 +104,9 @@ def add_depth_use(
     if depth_use == "sublayers":
         reason = add_sublayers(reruns, yardstick, layers, progress)
         use.notes += [] if reason is None else [reason]
+    scores = largest_scores(reruns.blocks, reruns.forward, first.mask)
+    for layer, heads in zip(layers[1:], scores, strict=True):
+        layer.largest_score = heads
     by_block = {block.module: layouts[block.name] for block in blocks}
     use.angles = _angles(reruns, by_block, first.mask)
     use.rank_correlation = _rank_correlation(layers)

@@ -298,3 +298,28 @@ def test_a_sublayer_that_cannot_be_told_is_refused_with_the_reason():
     assert all(layer.removal_attention is None for layer in report.layers)
     assert all(layer.removal is not None for layer in report.layers[1:])
     assert any("not left out alone in layers 1, 2" in note for note in report.depth_use.notes)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_the_largest_score_of_each_head_is_the_largest_product_it_may_see(implementation):
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=97, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3, bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.GPT2LMHeadModel(config).eval()
+    model.set_attn_implementation(implementation)
+    seen: list[torch.Tensor] = []
+    hooks = [block.attn.c_attn.register_forward_hook(lambda m, a, o: seen.append(o)) for block in model.transformer.h]
+    model(ids)
+    for hook in hooks:
+        hook.remove()
+    mask = torch.ones_like(ids)
+    mask[0, 9:] = 0
+    report = probe(model, {"input_ids": ids, "attention_mask": mask}, depth_use=1)
+    for projected, layer in zip(seen, report.layers[1:], strict=True):
+        q, k, _ = (part.view(3, 16, 4, 8).transpose(1, 2).double() for part in projected.split(32, -1))
+        scores = q @ k.mT / 8**0.5
+        hidden = torch.ones(16, 16, dtype=torch.bool).triu(1) | (mask == 0)[:, None, :, None]  # padded queries
+        scores = scores.masked_fill(hidden, -torch.inf)
+        assert layer.largest_score == pytest.approx(scores.amax((-2, -1)).mean(0).tolist(), rel=1e-4)
