@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from leadline.errors import LeadlineError
+from leadline.errors import LeadlineError, excerpt
 
 _ATTENTION = re.compile(r"att(n|ention)", re.IGNORECASE)
 _MLP = re.compile(r"^(mlp|ffn?|feed_?forward\w*|intermediate|linear1|fc1|\w*moe|denserelu\w*)$", re.IGNORECASE)
@@ -61,7 +61,12 @@ def find_blocks(model: nn.Module, blocks: str | Sequence[str] | None = None) -> 
         LeadlineError: If there is no such list, or a name matches no module.
     """
     if blocks is not None:
-        return _blocks_by_name(model, [blocks] if isinstance(blocks, str) else list(blocks))
+        names = [blocks] if isinstance(blocks, str) else list(blocks) if isinstance(blocks, Iterable) else [blocks]
+        if not all(isinstance(name, str) for name in names):
+            raise LeadlineError(
+                f"blocks is {excerpt(blocks)}; give names, such as 'encoder.layer.*', or a list of them"
+            )
+        return _blocks_by_name(model, names)
     return find_towers(model)[0].blocks
 
 

@@ -60,6 +60,8 @@ def opened_parquet(file: Path) -> Iterator[Any]:
         file: The parquet file.
     """
     arrow, parquet = need("pyarrow", "data"), need("pyarrow.parquet", "data")
+    if file.exists() and not file.is_file():
+        raise LeadlineError(f"{file} cannot be read as parquet: it is no regular file; remove it")
     try:
         with parquet.ParquetFile(file) as table:
             yield table

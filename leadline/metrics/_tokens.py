@@ -107,6 +107,16 @@ def pair(X: Tensor, Y: Tensor, names: tuple[str, str] = ("X", "Y")) -> tuple[Ten
     return X, Y
 
 
+def check_samples(X: Tensor, Y: Tensor, names: tuple[str, str] = ("X", "Y")) -> None:
+    """Raise unless the axes before the last two of two matrices broadcast to each other."""
+    try:
+        torch.broadcast_shapes(X.shape[:-2], Y.shape[:-2])
+    except RuntimeError as error:
+        raise LeadlineError(
+            f"{names[0]} has shape {tuple(X.shape)} and {names[1]} {tuple(Y.shape)}; they must have the same samples"
+        ) from error
+
+
 def matched_pair(X: Tensor, Y: Tensor, names: tuple[str, str] = ("X", "Y")) -> tuple[Tensor, Tensor]:
     """Check two matrices as ``pair`` does, and that they have one shape."""
     X, Y = pair(X, Y, names)
@@ -127,7 +137,9 @@ def with_heads(X: Tensor, P: Tensor) -> Tensor:
         raise LeadlineError(
             f"P has shape {tuple(P.shape)} and X {tuple(X.shape)}; P must be (..., n, n) with X's n = {X.shape[-2]}"
         )
-    return X.unsqueeze(-3) if P.ndim == X.ndim + 1 else X
+    X = X.unsqueeze(-3) if P.ndim == X.ndim + 1 else X
+    check_samples(X, P, ("X", "P"))
+    return X
 
 
 def attention_matrix(P: Tensor, mask: Tensor | None) -> Tensor:

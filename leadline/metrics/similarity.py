@@ -13,6 +13,7 @@ from leadline.errors import LeadlineError
 from leadline.metrics._tokens import (
     accumulate,
     attention_matrix,
+    check_samples,
     drop_rows,
     padded_rows,
     pair,
@@ -129,6 +130,7 @@ def escalation_rate(X: Tensor, Y: Tensor, mask: Tensor | None = None) -> Tensor:
         The rate (...); above 1 when Y's tokens are more alike than X's.
     """
     X, Y = pair(X, Y)
+    check_samples(X, Y)
     return token_diversity(X, mask) / token_diversity(Y, mask)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from leadline.errors import LeadlineError, check_choice
-from leadline.metrics._tokens import attention_matrix, split
+from leadline.metrics._tokens import accumulate, attention_matrix, split
 
 _METHODS = ("auto", "exact", "iterative")
 _EXACT_UP_TO = 96  # "auto": tokens up to which a decomposition is as fast
@@ -87,6 +87,9 @@ def spectral_radius(A: Tensor, tolerance: float = 1e-4, *, normal: bool = False)
     """
     if not tolerance > 0:
         raise LeadlineError(f"tolerance is {tolerance}; it must be positive")
+    A = accumulate(A, "A")
+    if A.shape[-1] != A.shape[-2]:
+        raise LeadlineError(f"A has shape {tuple(A.shape)}; it must be (..., n, n)")
     norm = torch.linalg.matrix_norm(A, keepdim=True)
     log_norm = torch.zeros_like(norm)  # log ||A^k||, relative to the scaled power stored in A
     last = torch.full_like(norm, torch.inf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,9 @@ def worth_trying(backend: str, q: Tensor) -> bool:
         return False
     if not HAS_TRITON:
         warn_once("attention runs on its slow reference path: Triton is not installed (pip install 'leadline[gpu]')")
+    if HAS_TRITON and not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        warn_once(f"attention runs on its slow reference path: its inputs are on {q.device.type}, kernels need a GPU")
+        return False
     return HAS_TRITON
 
 

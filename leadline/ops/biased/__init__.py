@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from leadline.errors import LeadlineError
 from leadline.ops.backends import chosen, too_large, unsupported, warn_once, worth_trying
 from leadline.ops.hopfield import reference
 
@@ -45,11 +44,7 @@ def biased_attention(
     """
     backend = chosen(backend, ("auto", "fused", "reference"))
     reference.check_heads(q, k, v, 0.0, dropout)
-    full = (*q.shape[:3], k.shape[2])
-    if bias.ndim > 4 or any(
-        size not in (1, target) for size, target in zip(bias.shape[::-1], full[::-1], strict=False)
-    ):
-        raise LeadlineError(f"bias has shape {tuple(bias.shape)}; it must broadcast to {full}")
+    reference.check_added(q, k, mask, bias)
     if worth_trying(backend, q):
         reason = unsupported(q, k, v, mask) or too_large(q, k, v, bias, programs=q.shape[0] * q.shape[1])
         if reason is None:

@@ -33,6 +33,7 @@ def hopfield_attention(
     The state is one tensor h (B, H, M, N), in float32 for half types.
     """
     check_inputs(q, k, v, state, alpha_prime, start, dropout)
+    check_added(q, k, mask, bias)
     scores = scaled_scores(q, k, scale)  # S_n
     if bias is not None:
         scores = scores + bias
@@ -93,6 +94,11 @@ def standard_attention(
         LeadlineError: The shapes of the inputs do not fit.
     """
     check_inputs(q, k, v, None, 0.0, "zero", dropout)
+    check_added(q, k, mask)
+    if v.dtype != q.dtype and not torch.is_autocast_enabled(q.device.type):
+        raise LeadlineError(f"q is {q.dtype} and v {v.dtype}; convert one to the dtype of the other, or use autocast")
+    if mask is not None and mask.dtype != torch.bool and not torch.is_autocast_enabled(q.device.type):
+        mask = mask.to(q.dtype)
     M, N = q.shape[-2], k.shape[-2]
     if scale is not None and scale <= 0:  # torch multiplies the -inf of its causal mask by the scale: NaN
         q, scale = (-q, -scale) if scale else (q * 0, 1.0)
@@ -137,6 +143,20 @@ def check_inputs(
         raise LeadlineError(f"state has shapes {given}; these inputs carry one of shape {expected}")
 
 
+def check_added(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None = None) -> None:
+    """Check that a mask and a bias have a dtype and a shape that fit the scores (B, H, M, N)."""
+    full = (*q.shape[:3], k.shape[2])
+    for name, added in (("mask", mask), ("bias", bias)):
+        if added is None:
+            continue
+        boolean = name == "mask" and added.dtype == torch.bool
+        if not boolean and not added.is_floating_point():
+            raise LeadlineError(f"{name} is {added.dtype}; it must be floating point{' or boolean' * (name == 'mask')}")
+        sizes = zip(added.shape[::-1], full[::-1], strict=False)
+        if added.ndim > 4 or any(size not in (1, target) for size, target in sizes):
+            raise LeadlineError(f"{name} has shape {tuple(added.shape)}; it must broadcast to {full}")
+
+
 def check_start(start: str) -> None:
     """Check that ``start`` is "zero" or "scores"."""
     check_choice("start", start, ("zero", "scores"))
@@ -147,6 +167,8 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, alpha_prime: float | Tensor, dr
     fault = None
     if not q.ndim == k.ndim == v.ndim == 4:
         fault = "each must be (batch, heads, tokens, width)"
+    elif 0 in (q.shape[1], k.shape[1], q.shape[3], v.shape[3]):
+        fault = "there must be at least one head and a width of at least 1"
     elif (
         k.shape[0] != q.shape[0] or k.shape[-1] != q.shape[-1] or v.shape[:3] != k.shape[:3] or q.shape[1] % k.shape[1]
     ):
@@ -155,6 +177,8 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, alpha_prime: float | Tensor, dr
         fault = "there must be at least one query and one key"
     if fault:
         raise LeadlineError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: {fault}")
+    if not (q.is_floating_point() and k.is_floating_point() and v.is_floating_point()):
+        raise LeadlineError(f"q is {q.dtype}, k {k.dtype} and v {v.dtype}; they must be floating point tensors")
     if q.dtype != k.dtype and not torch.is_autocast_enabled(q.device.type):
         raise LeadlineError(f"q is {q.dtype} and k {k.dtype}; convert one to the dtype of the other, or use autocast")
     if not 0 <= dropout < 1:
