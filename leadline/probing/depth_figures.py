@@ -126,7 +126,7 @@ def _add_lens(model: nn.Module, reruns: Reruns, yardstick: Yardstick, layers: li
     """
     if yardstick.logits is None:
         return
-    reason = _no_lens(model, reruns, yardstick.logits)
+    reason = _no_lens(model, reruns, yardstick)
     if reason is not None:
         use.notes.append(f"No logit lens: {reason}.")
         return
@@ -142,17 +142,17 @@ def _add_lens(model: nn.Module, reruns: Reruns, yardstick: Yardstick, layers: li
         leading = before | agrees
 
 
-def _no_lens(model: nn.Module, reruns: Reruns, logits: Tensor) -> str | None:
+def _no_lens(model: nn.Module, reruns: Reruns, yardstick: Yardstick) -> str | None:
     """Say why the end of the model cannot read an earlier stream; None if it can."""
     for blank, reason in (
         (False, "the last block's stream does not give the model's output again"),
         (True, "the output depends on more than the stream after the last block"),
     ):
         try:
-            again = find_logits(model, reruns.ended_by(None, blank))
+            again = find_logits(model, reruns.ended_by(None, blank), yardstick.labels)
         except Exception:  # whatever the model raises when its blocks do not run
             again = None
-        if again is None or not torch.equal(again, logits):
+        if again is None or yardstick.logits is None or not torch.equal(again, yardstick.logits):
             return reason
     return None
 

@@ -41,7 +41,7 @@ class Yardstick:
     mask: Tensor | None = None
 
     def __post_init__(self) -> None:
-        self.logits = find_logits(self.model, self.whole)
+        self.logits = find_logits(self.model, self.whole, self.labels)
         self.shift = False
         self.unit = "cosine" if self.logits is None else "kl"
         if self.labels is not None:
@@ -63,7 +63,7 @@ class Yardstick:
             return self._losses(output) - self.reference
         if self.unit == "kl":
             assert self.logits is not None
-            other = find_logits(self.model, output)
+            other = find_logits(self.model, output, self.labels)
             assert other is not None
             values = _chunked(_divergence, self.logits, other)
             return _mean(values, self._real(values))
@@ -82,7 +82,7 @@ class Yardstick:
             The divergence of each sample (B,), and the agreement of all real predictions (k,), both on the CPU.
         """
         assert self.logits is not None
-        other = find_logits(self.model, output)
+        other = find_logits(self.model, output, self.labels)
         assert other is not None
         values = _chunked(_divergence, self.logits, other)
         agrees = (other.argmax(-1).to(self.logits.device) == self.logits.argmax(-1)).cpu().reshape(values.shape)
@@ -97,7 +97,7 @@ class Yardstick:
 
     def _losses(self, output: Any) -> Tensor:
         """Cross-entropy of each sample, (B,)."""
-        logits = find_logits(self.model, output)
+        logits = find_logits(self.model, output, self.labels)
         assert logits is not None
         assert self.labels is not None
         return _cross_entropy(logits, self.labels, self.shift)
@@ -161,14 +161,19 @@ def as_initialised(model: nn.Module) -> bool | None:
     return all(bool((weight == weight.flatten()[0]).all()) for weight in weights)
 
 
-def find_logits(model: nn.Module, output: Any) -> Tensor | None:
-    """What the model predicts, (B, classes) or (B, n, tokens); None where the output is a hidden state or unknown."""
+def find_logits(model: nn.Module, output: Any, labels: Tensor | None = None) -> Tensor | None:
+    """What the model predicts, (B, classes) or (B, n, tokens); None where the output is a hidden state or unknown.
+
+    A plain tensor is taken for logits where the model is known to give them, or where labels fit its shape.
+    """
     if isinstance(output, Mapping):
         return next((output[name] for name in ("logits", "prediction_logits") if _is_tensor(output.get(name))), None)
     if not isinstance(output, Tensor):
         return None
     if isinstance(model, Model):
         return output if isinstance(model, (Decoder, ViT)) else None
+    if labels is not None and labels.shape == output.shape[:-1] and int(labels.max()) < output.shape[-1]:
+        return output
     classes = getattr(model, "num_classes", None)  # timm
     return output if isinstance(classes, int) and classes > 0 and output.shape[-1] == classes else None
 

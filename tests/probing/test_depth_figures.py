@@ -190,6 +190,17 @@ def test_classes_of_an_image_model_and_a_list_of_batches():
     assert ll.probe(model, {"x": pixels, "labels": classes}, depth_use=True).depth_use.unit == "loss"
 
 
+def test_a_plain_tensor_is_logits_where_labels_fit_it():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x, y = torch.randn(3, 9, 16), torch.randint(16, (3, 9))
+    report = probe(model, (x, y), depth_use=True, trials=False)
+    with torch.no_grad():
+        assert report.depth_use.loss == pytest.approx(F.cross_entropy(model(x).flatten(0, 1), y.flatten()).item())
+    assert probe(model, x, depth_use=True, trials=False).depth_use.unit == "cosine"
+
+
 def test_labels_that_do_not_fit_are_named_and_the_distribution_taken():
     report = probe(llama(), ids, depth_use=True)
     assert report.depth_use.unit == "kl"

@@ -150,3 +150,14 @@ def test_a_folder_may_be_named_alone(tmp_path):
     result = CliRunner().invoke(app, ["probe", str(tmp_path / "folder")])
     assert result.exit_code == 0, result.output
     assert "Measured on two samples of ours" in result.output
+
+
+def test_depth_use_on_the_command_line(models, tmp_path):
+    result = run("probe", f"{models}:small", "--depth-use", "--out", tmp_path / "depth.csv", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["depth_use"]["unit"] == "cosine"
+    assert all(layer["removal"] is not None for layer in report["layers"][1:])
+    rows = (tmp_path / "depth.csv").read_text().splitlines()
+    assert rows[0].startswith("layer,name,similarity,similarity_robust,")
+    assert len(rows) == 5

@@ -387,7 +387,7 @@ def test_depth_in_use_is_on_its_tab():
     facts = {what: words for what, *words in page_text.facts(sample)}
     assert facts["Depth in use"] == ["4 of 6", "the others cost at most 0.05 nats"]
     assert "so it helps only if the model is then trained with it" in page_text.advice(sample)
-    assert "<td>+0.4</td>" in page_text.trials(sample)
+    assert "yes; recommended; loss (nats) +0.4" in page_text.trials(sample)
 
 
 def test_without_removal_nothing_is_called_redundant():

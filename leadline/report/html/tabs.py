@@ -136,10 +136,13 @@ def trials(report: ReportData) -> list[Chart]:
     if not ran:
         return []
     words = [f"{trial.name} ({'helps' if trial.helps else 'does not help'})" for trial in ran]
-    before = report.verdict.before or [layer.similarity for layer in report.layers]
+    robust = bool(report.verdict.before_robust)
+    before = report.verdict.before_robust or report.verdict.before or [layer.similarity for layer in report.layers]
     lines: list[Line] = [("as it is", range(len(before)), before)]
-    lines += [(word, range(len(t.similarity)), t.similarity) for word, t in zip(words, ran, strict=True)]
-    note = "Similarity on the same batch as the model is, and with each cure that was tried."
+    ends = [trial.robust if robust else trial.similarity for trial in ran]
+    lines += [(word, range(len(curve)), curve) for word, curve in zip(words, ends, strict=True)]
+    what = "Robust similarity" if robust else "Similarity"
+    note = f"{what} on the same batch as the model is, and with each cure that was tried."
     charts = curves("Cures tried", note, "similarity", lines, zero=True)
     measured = [layer for layer in report.layers if layer.entropy]
     places = [layer.index for layer in measured]

@@ -134,23 +134,23 @@ def _step(before: float | None, after: float | None) -> list[str]:
     return [number(before), number(after), change]
 
 
-def _trial_row(trial: Trial, pairs: list[tuple[float | None, float | None]], best: bool, cost: bool) -> Html:
+def _trial_row(trial: Trial, pairs: list[tuple[float | None, float | None]], best: bool) -> Html:
     """Return the row of one trial.
 
     Args:
         trial: The cure that was tried.
         pairs: Before and after of each number shown.
         best: Whether this cure is recommended.
-        cost: Whether there is a column for the change of the output.
     """
     cells = [cell for before, after in pairs for cell in _step(before, after)]
-    cells += [NONE if trial.change is None else f"{trial.change:+.3g}"] * cost
     if trial.error is not None:
         word = f"could not be tried: {trial.error}"
     else:
         word = ("yes" if trial.helps else "no, it moved the number too little or the wrong way") + (
             "; recommended" if best else ""
         )
+        if trial.change is not None:
+            word += f"; {UNITS.get(trial.unit or '', 'output')} {trial.change:+.3g}"
     return markup(
         '<tr{kind}><td class="word">{name}</td>{cells}<td class="word">{word}</td></tr>',
         kind=markup(" class=best") if best else "",
@@ -168,7 +168,6 @@ def trials(report: ReportData) -> Html:
     robust = bool(verdict.before_robust)
     start = verdict.before_robust if robust else verdict.before
     similarity = finite(start[-1]) if start else _last(report)
-    units = {trial.unit for trial in verdict.trials if trial.unit is not None}
     about_entropy = any(trial.entropy for trial in verdict.trials)
     entropy = mean_of([value for layer in report.layers if (value := mean_of(layer.entropy)) is not None])
     rows = []
@@ -178,11 +177,9 @@ def trials(report: ReportData) -> Html:
         pairs = [(similarity, finite(curve[-1]) if ran and curve else None)]
         if about_entropy:
             pairs.insert(0, (entropy, mean_of(trial.entropy)))
-        rows.append(_trial_row(trial, pairs, ran and trial.cure == verdict.recommendation, bool(units)))
+        rows.append(_trial_row(trial, pairs, ran and trial.cure == verdict.recommendation))
     groups = ["similarity after the last layer"]
     note = markup("")
-    if units:
-        groups.append(f"change of the {UNITS.get(min(units), 'output')}")
     if about_entropy:
         groups.insert(0, "mean entropy (nats)")
         note = markup('<p class="soft">Entropy before is over the whole input, after over the batch of the trials.</p>')
@@ -190,20 +187,11 @@ def trials(report: ReportData) -> Html:
         '<div class="scroll"><table class="trials"><caption>Cures tried on the same batch</caption><thead>'
         '<tr><th class="word" rowspan="2">cure</th>{groups}<th class="word" rowspan="2">did it help?</th></tr><tr>'
         "{columns}</tr></thead><tbody>{rows}</tbody></table></div>{note}",
-        groups=join(_group(group) for group in groups),
-        columns=join(
-            markup("<th>before</th><th>after</th><th>change</th>") for group in groups if "change" not in group
-        ),
+        groups=join(markup('<th colspan="3" class="group">{group}</th>', group=group) for group in groups),
+        columns=join(markup("<th>before</th><th>after</th><th>change</th>") for _ in groups),
         rows=join(rows),
         note=note,
     )
-
-
-def _group(name: str) -> Html:
-    """Return the head of three columns, or of one that holds a change alone."""
-    if "change" in name:
-        return markup('<th rowspan="2">{name}</th>', name=name)
-    return markup('<th colspan="3" class="group">{name}</th>', name=name)
 
 
 def verdict(report: ReportData) -> Html:
