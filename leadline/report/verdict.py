@@ -189,7 +189,7 @@ def describe(verdict: Verdict, layers: Sequence[LayerData], use: DepthUse | None
                 f"Its present depth is no trouble: by the trend of its last half, a model of the same kind would pass "
                 f".99 only if it were made about {deeper} layers deep."
             )
-    if verdict.kind in ("no collapse", "unused depth") and all(layer.entropy is None for layer in layers):
+    if verdict.kind == "unused depth" and all(layer.entropy is None for layer in layers):
         sentences.insert(2, "Attention was not measured, so nothing is said of its entropy.")
     sentences += _parting_words(layers)
     if verdict.rank_collapse:
