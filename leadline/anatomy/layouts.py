@@ -53,16 +53,20 @@ class Layout(NamedTuple):
 class UsualLayout(NamedTuple):
     """The layout of blocks that nothing is known of but their attention: samples, tokens, channels.
 
-    That is (B, n, d), (n, d), (B, height, width, d), or (n, B, d) if ``sequence_first``.
+    That is (B, n, d), (n, d), (B, height, width, d), or (n, B, d) if ``sequence_first``. Maps are (B, d, height, width)
+    if the second axis alone has the size of a weight.
     """
 
     sequence_first: bool = False
+    widths: frozenset[int] = frozenset()  # sizes of the block's weights
     stream: int = 0
 
     def tokens(self, x: Tensor) -> Tensor:
         """Return the tokens (B, n, d) of a stream."""
         if x.ndim == 2:
             return x.unsqueeze(0)
+        if x.ndim > 3 and x.shape[1] in self.widths and x.shape[-1] not in self.widths:
+            return x.flatten(2).transpose(1, 2)
         if x.ndim > 3:
             return x.flatten(1, -2)
         return x.transpose(0, 1) if self.sequence_first else x

@@ -36,7 +36,8 @@ def usual_layouts(blocks: Sequence[Block]) -> dict[str, BlockLayouts]:
     """Return the usual layouts of blocks, by name, for where no batch can be surveyed."""
     layouts = {}
     for block in blocks:
-        layout = UsualLayout(find_parts(block.module).sequence_first)
+        widths = frozenset(size for parameter in block.module.parameters() for size in parameter.shape)
+        layout = UsualLayout(find_parts(block.module).sequence_first, widths)
         layouts[block.name] = BlockLayouts(layout, layout)
     return layouts
 

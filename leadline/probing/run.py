@@ -154,8 +154,7 @@ def probe(
         report = reports[worst]
         if trials and report.verdict.kind in ("collapse", "entropy collapse"):
             part = next(part for part in measured if part.tower.name == worst)
-            real = part.recorder.mask if part.recorder.batches == 1 else first.mask
-            own = first._replace(mask=real)
+            own = first._replace(mask=_mask_of(worst, first.inputs, first.mask, mask))
             report.verdict = _try_cures(module, part, own, report.layers, report.verdict, uses[worst], progress)
     return _whole(report, worst, reports)
 
@@ -258,7 +257,7 @@ def _stages(
             whole.measured,
             part=names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}",
             blocks=len(blocks),
-            attention_seen=len(blocks) - len(unseen) if recorder.with_attention else 0,
+            attention_seen=sum(layer.entropy is not None for layer in blocks),
             attention_unseen=unseen,
         )
         verdict = judge([first, *blocks], None, initialised)
@@ -272,12 +271,9 @@ def _whole(report: DepthReport, worst: str, reports: dict[str, DepthReport]) -> 
     """Return the report of the worst part with those of all parts, if there are several, and say what it covers."""
     words = ""
     if len(reports) > 1:
-        collapse = (
-            "the worst"
-            if report.verdict.kind in ("collapse", "entropy collapse")
-            else "none of them collapses, this one is"
-        )
-        words = f"Of {len(reports)} parts ({', '.join(reports)}) {collapse}: {worst}."
+        bad = severity(report.verdict, report.layers) > (0, 0.0)
+        which = f"the worst is {worst}" if bad else f"none is ill; what follows is {worst}"
+        words = f"Of {len(reports)} parts ({', '.join(reports)}) {which}."
     if report.measured is not None and report.measured.left_out:
         others = "; ".join(f"{name} ({reason})" for name, reason in report.measured.left_out.items())
         words += f"{' ' if words else f'Measured in part, {worst}. '}Left out: {others}."

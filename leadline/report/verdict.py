@@ -21,6 +21,8 @@ COSTS = {"loss": 0.05, "kl": 0.05, "cosine": 0.01}  # largest change of the outp
 TREND_BLOCKS = 8  # with fewer blocks the extrapolated depth differs many times over from sample to sample
 _FAR = 10  # no extrapolation beyond this multiple of the depth
 
+_ILLNESSES = {"unused depth": 1, "entropy collapse": 2, "collapse": 3}  # kinds of verdict, the worst last
+
 
 def judge(layers: Sequence[LayerData], use: DepthUse | None = None, initialised: bool | None = None) -> Verdict:
     """Return the verdict that follows from the metrics alone, before any cure is tried.
@@ -86,9 +88,8 @@ def _shares(layer: LayerData) -> tuple[float, float]:
 
 def severity(verdict: Verdict, layers: Sequence[LayerData]) -> tuple[int, float]:
     """Return how bad a verdict is, to find the worst part of a model; equal among parts in which nothing collapses."""
-    if verdict.kind not in ("collapse", "entropy collapse"):
-        return 0, 0.0
-    return 2 if verdict.kind == "collapse" else 1, figure(layers[-1])
+    rank = _ILLNESSES.get(verdict.kind, 0)
+    return rank, figure(layers[-1]) if rank else 0.0
 
 
 def odds(layer: LayerData) -> float:

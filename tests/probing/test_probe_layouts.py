@@ -9,6 +9,7 @@ from torch import nn
 import leadline as ll
 from leadline.errors import LeadlineError
 from leadline.metrics import token_similarity
+from leadline.probing import watch
 from leadline.report.depth_report import DepthReport
 from leadline.report.html.page import render_page
 
@@ -135,6 +136,16 @@ def test_what_cannot_be_told_is_refused_and_can_be_named():
         ll.probe(model, ids(), layout="bchw")
 
 
+def test_watch_reads_maps_with_channels_first():
+    model, twin = stack("bdhw"), stack("bnd")
+    rows = []
+    for one in (model, twin):
+        with watch(one, every=1) as watcher:
+            one(ids())
+            rows.append([row["similarity"] for row in watcher.step()])
+    assert rows[0] == pytest.approx(rows[1], abs=1e-6)
+
+
 class Towers(nn.Module):
     """An encoder and a decoder, and blocks that never run."""
 
@@ -157,7 +168,10 @@ def test_every_tower_gets_its_report():
         assert part.verdict.text == alone.verdict.text
         assert not alone.parts
     assert report.measured.left_out.keys() == {"unused.blocks"}
-    assert "Of 2 parts (decoder.blocks, encoder.blocks)" in report.verdict.text
+    assert (
+        "Of 2 parts (decoder.blocks, encoder.blocks) none is ill; what follows is decoder.blocks."
+        in report.verdict.text
+    )
     assert "Left out: unused.blocks (no block ran" in report.verdict.text
     again = DepthReport.from_json(report.to_json())
     assert isinstance(again.parts["encoder.blocks"], DepthReport)
@@ -188,7 +202,7 @@ def test_the_worst_part_gives_the_verdict():
     assert report.parts["decoder.blocks"].verdict.kind == "no collapse"
     assert report.verdict.kind == "collapse"
     assert report.measured.part == "encoder.blocks"
-    assert "the worst: encoder.blocks." in report.verdict.text
+    assert "the worst is encoder.blocks." in report.verdict.text
 
 
 class Class(nn.Module):
