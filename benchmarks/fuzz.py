@@ -3,10 +3,9 @@
     python benchmarks/fuzz.py --cases 10000 --seed 1 [--area yaml] [--out FILE.json] [--jobs 2]
 
 A case is drawn from its seed, its area and its number alone, so one can be run again by ``--area NAME --only NUMBER``.
-It runs in a process of its own with 3 GiB of memory and 10 s of processor time, or 30 s in all: machines may have other
-work. It ends well if it gives a result or is refused in one
-line. It fails by a traceback, a message of several lines, a hang, too much memory, a crash, or by changing files that
-it should only read.
+It runs in a process of its own with 3 GiB of memory and 10 s of processor time, or 30 s in all, since machines may have
+other work. It ends well if it gives a result or is refused in one line. It fails by a traceback, a message of several
+lines, a hang, too much memory, a crash, or by changing files that it should only read.
 """
 
 from __future__ import annotations
