@@ -27,10 +27,10 @@ def test_a_slice_of_every_area(tmp_path):
     assert result["samples_changed"] is False
 
 
-def run(area, monkeypatch, tmp_path, seconds=1.0):
+def run(area, monkeypatch, tmp_path, seconds=5.0):
     """Run one case of an area that is defined here; return its outcome."""
     monkeypatch.setitem(fuzz.AREAS, "mine", area)
-    monkeypatch.setattr(fuzz, "SECONDS", seconds)
+    monkeypatch.setattr(fuzz, "PATIENCE", seconds)
     samples = tmp_path / "samples"
     samples.mkdir()
     (samples / "file").write_text("precious")

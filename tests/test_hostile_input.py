@@ -230,3 +230,52 @@ def test_a_cure_of_strength_0_writes_nothing(tmp_path):
 def test_blocks_that_are_no_names():
     with pytest.raises(LeadlineError, match=r"blocks is 0\.5; give names"):
         ll.probe(ll.create_model("vit_tiny", **SMALL), torch.zeros(1, 3, 224, 224), blocks=0.5)
+
+
+@pytest.mark.parametrize("name", ["escalation_rate", "energy_ratios", "mixing_gains", "omega"])
+def test_metrics_of_other_samples_are_refused(name):
+    with pytest.raises(LeadlineError, match="they must have the same samples"):
+        getattr(ll.metrics, name)(torch.randn(2, 4, 4), torch.randn(3, 4, 4))
+
+
+@pytest.mark.parametrize("A", [torch.ones(2, 3, 3, dtype=torch.long), torch.ones(2, 3, 4), torch.ones(3)])
+def test_spectral_radius_of_other_matrices_is_refused(A):
+    with pytest.raises(LeadlineError, match=r"^A "):
+        ll.metrics.spectral_radius(A)
+
+
+Q = torch.randn(2, 2, 3, 4)
+
+
+@pytest.mark.parametrize("operator", [ll.ops.hopfield_attention, ll.ops.standard_attention])
+@pytest.mark.parametrize(
+    ("inputs", "options", "words"),
+    [
+        ((Q, Q, Q.to(torch.int64)), {}, "must be floating point tensors"),
+        ((Q.to(torch.complex64),) * 3, {}, "must be floating point tensors"),
+        ((Q[:, :0], Q[:, :0], Q[:, :0]), {}, "at least one head"),
+        ((Q, Q, Q), {"mask": torch.ones(2, 1, 3, 5) > 0}, r"mask has shape .*broadcast to \(2, 2, 3, 3\)"),
+        ((Q, Q, Q), {"mask": torch.ones(3, 3, dtype=torch.long)}, "mask is torch.int64; it must be floating point or"),
+    ],
+)
+def test_attention_over_what_does_not_fit_is_refused(operator, inputs, options, words):
+    with pytest.raises(LeadlineError, match=words):
+        operator(*inputs, **options)
+
+
+def test_attention_of_mixed_dtypes_and_bias():
+    with pytest.raises(LeadlineError, match=r"q is torch\.float32 and v torch\.float64"):
+        ll.ops.standard_attention(Q, Q, Q.double())
+    with pytest.raises(LeadlineError, match="bias has shape"):
+        ll.ops.hopfield_attention(Q, Q, Q, bias=torch.zeros(3, 2, 3, 3))
+    mask = torch.randn(3, 3, dtype=torch.float64)
+    want = ll.ops.hopfield_attention(Q, Q, Q, alpha_prime=0.0, mask=mask)[0]
+    torch.testing.assert_close(ll.ops.standard_attention(Q, Q, Q, mask=mask), want.float(), atol=1e-6, rtol=1e-5)
+
+
+def test_kernels_without_a_gpu_go_to_the_reference(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    got, _ = ll.ops.hopfield_attention(Q, Q, Q, backend="fused")
+    assert torch.equal(got, ll.ops.hopfield_attention(Q, Q, Q, backend="reference")[0])

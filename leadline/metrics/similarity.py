@@ -146,6 +146,7 @@ def energy_ratios(X: Tensor, Y: Tensor, mask: Tensor | None = None) -> tuple[Ten
         xi_1 and xi_2, (...) each; NaN where that part of X is only rounding error.
     """
     X, Y = pair(X, Y)
+    check_samples(X, Y)
     x1, x2, x_scale = _energies(X, mask)
     y1, y2, y_scale = _energies(Y, mask)
     scale = (y_scale / x_scale).clamp(max=torch.finfo(X.dtype).max)  # 0 times it is 0

@@ -137,7 +137,7 @@ def _check_state(saved: Saved) -> None:
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not abs(value) >= 2**63
 
 
 def _file(folder: Path, name: str) -> Path:
