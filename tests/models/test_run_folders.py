@@ -8,6 +8,7 @@ import torch
 import leadline as ll
 from leadline.curing import cure_folder
 from leadline.data.text.tokenizers import ByteTokenizer, save_tokenizer
+from leadline.models.checkpoints import STATE
 from leadline.models.io import model_folder
 from leadline.probing import open_model
 from leadline.training.run_folder import checkpoint
@@ -27,7 +28,7 @@ def run_of(out, steps, averages=False):
 
         def write(folder, step=step):
             build(step).save(folder)
-            (folder / checkpoint.STATE).write_text(json.dumps({"score": step if step < steps[-1] else -1}))
+            (folder / STATE).write_text(json.dumps({"score": step if step < steps[-1] else -1}))
             if averages:
                 build(100 + step).save(folder / "ema")
 
@@ -100,7 +101,7 @@ def damaged(folder):
 
 def foreign(folder):
     def write(place):
-        (place / checkpoint.STATE).write_text("{}")
+        (place / STATE).write_text("{}")
 
     checkpoint.save(folder, 1, write)
 

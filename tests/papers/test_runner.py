@@ -298,9 +298,13 @@ def test_tables_that_find_no_room_are_one_line(tmp_path: Path, monkeypatch: pyte
 
     entry, _ = make()
     with monkeypatch.context() as patch:
-        patch.setattr("os.replace", full)
+
+        def fill_the_disk(context: Context) -> Result:
+            patch.setattr("os.replace", full)
+            return entry.run(context)
+
         with pytest.raises(LeadlineError, match=r"one cannot be written \(No space left on device\); make room"):
-            run([entry], tmp_path)
+            run([replace(entry, run=fill_the_disk)], tmp_path)
     assert store.read(tmp_path / "one") is None
     assert run([entry], tmp_path)[0]
 

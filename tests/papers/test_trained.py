@@ -81,8 +81,11 @@ def test_sentences_follow_from_the_numbers() -> None:
 
 def test_a_net_that_guesses_is_named() -> None:
     runs = {arm: [Record(arm, {"diverged": None, "test_accuracy": value})] for arm, value in (("a", 0.6), ("b", 0.11))}
-    assert " b: little better than guessing (10)" in vits.accuracy_note(runs)
-    assert "guessing" not in vits.accuracy_note({"a": runs["a"]})
+    context = Context({}, 0, torch.device("cpu"))
+    assert " b: little better than guessing (10)" in vits.accuracy_note(context, runs)
+    assert "guessing" not in vits.accuracy_note(context, {"a": runs["a"]})
+    hundred = Context({"image_set": "cifar100"}, 0, torch.device("cpu"))
+    assert "guessing" not in vits.accuracy_note(hundred, runs)
 
 
 def test_the_loss_at_the_end_is_of_the_last_tenth() -> None:
