@@ -529,7 +529,7 @@ def test_gpt2s_tokenizer_where_it_is_and_one_clear_line_where_it_is_not(monkeypa
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=inner)
 
     def here(name, local_files_only, trust_remote_code):
-        assert trust_remote_code is False
+        assert not trust_remote_code
         if local_files_only:
             raise OSError("not in the cache")
         return fast
