@@ -12,8 +12,9 @@ from torch import Tensor
 from leadline.errors import LeadlineError
 from leadline.probing.outputs import Yardstick
 from leadline.probing.reruns import Reruns
+from leadline.report.verdict import COSTS
 
-THRESHOLDS = {"loss": 0.05, "kl": 0.05, "cosine": 0.01}  # the largest change at which blocks count as not used
+THRESHOLDS = COSTS  # the largest change at which blocks count as not used
 
 
 class Change(NamedTuple):
