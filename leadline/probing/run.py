@@ -272,7 +272,7 @@ def _whole(report: DepthReport, worst: str, reports: dict[str, DepthReport]) -> 
     words = ""
     if len(reports) > 1:
         bad = severity(report.verdict, report.layers) > (0, 0.0)
-        which = f"the worst is {worst}" if bad else f"none is ill; what follows is {worst}"
+        which = f"the worst is {worst}" if bad else f"none collapses; the figures are those of {worst}"
         words = f"Of {len(reports)} parts ({', '.join(reports)}) {which}."
     if report.measured is not None and report.measured.left_out:
         others = "; ".join(f"{name} ({reason})" for name, reason in report.measured.left_out.items())

@@ -169,7 +169,7 @@ def test_every_tower_gets_its_report():
         assert not alone.parts
     assert report.measured.left_out.keys() == {"unused.blocks"}
     assert (
-        "Of 2 parts (decoder.blocks, encoder.blocks) none is ill; what follows is decoder.blocks."
+        "Of 2 parts (decoder.blocks, encoder.blocks) none collapses; the figures are those of decoder.blocks."
         in report.verdict.text
     )
     assert "Left out: unused.blocks (no block ran" in report.verdict.text
