@@ -95,9 +95,9 @@ def standard_attention(
     """
     check_inputs(q, k, v, None, 0.0, "zero", dropout)
     check_added(q, k, mask)
-    if v.dtype != q.dtype and not torch.is_autocast_enabled(q.device.type):
+    if v.dtype != q.dtype and not _autocasts(q.device):
         raise LeadlineError(f"q is {q.dtype} and v {v.dtype}; convert one to the dtype of the other, or use autocast")
-    if mask is not None and mask.dtype != torch.bool and not torch.is_autocast_enabled(q.device.type):
+    if mask is not None and mask.dtype != torch.bool and not _autocasts(q.device):
         mask = mask.to(q.dtype)
     M, N = q.shape[-2], k.shape[-2]
     if scale is not None and scale <= 0:  # torch multiplies the -inf of its causal mask by the scale: NaN
@@ -118,6 +118,11 @@ def standard_attention(
 
 # At 64, 192, ... keys cuDNN's backward pass gives NaN for queries whose scores are all below -88 (torch 2.11 to 2.13)
 _SOUND = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def _autocasts(device: torch.device) -> bool:
+    """Whether autocast is on for a device; the meta device has none."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 
 def expand_heads(x: Tensor, heads: int) -> Tensor:
@@ -179,7 +184,7 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, alpha_prime: float | Tensor, dr
         raise LeadlineError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: {fault}")
     if not (q.is_floating_point() and k.is_floating_point() and v.is_floating_point()):
         raise LeadlineError(f"q is {q.dtype}, k {k.dtype} and v {v.dtype}; they must be floating point tensors")
-    if q.dtype != k.dtype and not torch.is_autocast_enabled(q.device.type):
+    if q.dtype != k.dtype and not _autocasts(q.device):
         raise LeadlineError(f"q is {q.dtype} and k {k.dtype}; convert one to the dtype of the other, or use autocast")
     if not 0 <= dropout < 1:
         raise LeadlineError(f"dropout is {dropout}; it must lie in [0, 1)")
