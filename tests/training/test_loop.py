@@ -244,8 +244,10 @@ def test_how_long_it_is_comes_first(tmp_path, capsys):
 
 
 def test_more_threads_than_cores_are_refused(tmp_path):
-    with pytest.raises(LeadlineError, match=r"threads is 100000 and this machine has \d+ cores; give at most these"):
-        train(toy_recipe(tmp_path, threads=100000), make_task=ToyTask)
+    with pytest.raises(LeadlineError, match=r"threads is 1024 and this machine has \d+ cores; give at most these"):
+        train(toy_recipe(tmp_path, threads=1024), make_task=ToyTask)
+    with pytest.raises(LeadlineError, match="threads is 100000: input should be less than or equal to 1024"):
+        toy_recipe(tmp_path, threads=100000)
 
 
 def test_what_was_told_to_others_is_said(tmp_path, monkeypatch, capsys):
