@@ -114,7 +114,7 @@ def run_entries(
             entry.setting,
             options.seed,
             device,
-            material.folder_of(entry.image_set),
+            material.folder_of(entry.image_set) if entry.images else None,
             options.embedded,
             out=Path(out),
             jobs=options.jobs,
