@@ -458,9 +458,11 @@ def _layers(count: int) -> str:
 
 
 def _n(value: float | None) -> str:
-    """Format a number between 0 and 1: .5, .999, and never 1.000 for .9998."""
+    """Format a number of at most 1: .5, .999, never 1.000 for .9998, never -0 for -1e-7."""
     if value is None:
         return "?"
+    if abs(value) < 0.0005:
+        return "0"
     text = f"{value:.3f}" if value < 0.9995 or value >= 1 else f"{value:.6f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return (text.removeprefix("0") if text.startswith("0.") else text) or "0"

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from leadline.report import LayerData, Trial
-from leadline.report.verdict import fitted_rate, judge, with_trials
+from leadline.report.verdict import _n, fitted_rate, judge, with_trials
 
 
 def layers(odds, **changes):
@@ -130,3 +130,7 @@ def test_of_those_that_help_alike_the_mildest_is_recommended():
     assert [trial.helps for trial in verdict.trials] == [True, True, True]
     assert "leadline.cure(model, de_escalation=.1)" in verdict.text
     assert verdict.before == before.similarity
+
+
+def test_numbers_read_as_people_write_them():
+    assert [_n(value) for value in (0.5, 0.9998, 1.0, -3.7e-7, 0.0, None)] == [".5", ".9998", "1", "0", "0", "?"]
