@@ -1,4 +1,4 @@
-"""What a model of the zoo is: how to build it, what to feed it, and where its blocks are."""
+"""A model of the zoo: how to build it, what to feed it, and where its blocks are."""
 
 from __future__ import annotations
 

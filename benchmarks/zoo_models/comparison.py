@@ -26,7 +26,7 @@ CURES = {
 
 @dataclass
 class Row:
-    """What came out for one type."""
+    """The result for one type."""
 
     library: str
     type: str
@@ -82,7 +82,7 @@ def parts_of(report: Any) -> list[Any]:
 
 
 def says(report: Any, tower: str) -> bool:
-    """Whether a report names a tower that it does not measure, in ``report.measured`` or its verdict."""
+    """Return whether a report names a tower that it does not measure, in ``report.measured`` or its verdict."""
     measured = getattr(report, "measured", None)
     return tower in f"{measured} {getattr(report.verdict, 'text', '')}"
 
@@ -111,7 +111,7 @@ def _try_probe(row: Row, model: nn.Module, inputs: Inputs, truths: list[TowerTru
 
 
 def compare(row: Row, report: Any, truths: list[TowerTruth]) -> list[str]:
-    """What is wrong with a report, in words; the row gets the counts and the errors."""
+    """Return what is wrong with a report, in words; the row gets the counts and the errors."""
     points: dict[str, list[tuple[TowerTruth, Point]]] = {}
     for truth in truths:
         for point in truth.points:
@@ -167,7 +167,7 @@ def _error(given: float, true: float) -> float:
 
 
 def _differences(row: Row, name: str, similarity: float, cosine: float, stream: Stream) -> list[str]:
-    """Where the figures of one layer are not those of the truth; where that is none, NaN is due."""
+    """Return where the figures of one layer are not those of the truth; where that is none, NaN is due."""
     faults = []
     for what, given, true in (("similarity", similarity, stream.similarity), ("cosine", cosine, stream.cosine)):
         given = math.nan if given is None else given

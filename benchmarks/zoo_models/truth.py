@@ -213,7 +213,7 @@ def _of_tokens(weights: list[Tensor], tokens: int) -> float | None:
 
 
 def _add_entropies(eager: nn.Module, inputs: Inputs, truth: TowerTruth) -> None:
-    """Of each block the attention weights that a module in it hands out, or drops entries of: (B, H, n, m).
+    """Return for each block the attention weights that a module in it hands out, or drops entries of: (B, H, n, m).
 
     They count only where this model has the stream of the other: libraries do not always mask alike in both.
     """

@@ -1,1 +1,1 @@
-"""What a model of any make consists of (blocks, parts, token streams), and how it is called."""
+"""The parts of a model of any make (blocks, token streams), and the ways to call it."""

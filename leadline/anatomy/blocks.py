@@ -95,7 +95,7 @@ def find_towers(model: nn.Module, blocks: str | Sequence[str] | None = None) -> 
 
 
 def is_attention(module: nn.Module) -> bool:
-    """Whether a module is attention alone, without a norm or an MLP."""
+    """Return whether a module is attention alone, without a norm or an MLP."""
     parts = find_parts(module)
     return bool(_ATTENTION.search(type(module).__name__)) and parts.mlp is None and not parts.norms
 
@@ -136,7 +136,7 @@ def _has_attention(module: nn.Module) -> bool:
 
 
 def _is_attention_list(module: nn.Module) -> bool:
-    """Whether a module is a list of modules of one type that all contain attention, or of several types of block."""
+    """Return whether this is a list of modules of one type that all contain attention, or of several types of block."""
     if not isinstance(module, (nn.ModuleList, nn.Sequential)) or not len(module):
         return False
     children = [unwrap(child) for child in module.children()]
@@ -147,7 +147,7 @@ def _is_attention_list(module: nn.Module) -> bool:
 
 
 def _is_block(module: nn.Module) -> bool:
-    """Whether a module has a norm and an MLP, and is no list itself."""
+    """Return whether a module has a norm and an MLP, and is no list itself."""
     parts = find_parts(module)
     return parts.mlp is not None and bool(parts.norms) and not isinstance(module, (nn.ModuleList, nn.Sequential))
 
@@ -192,7 +192,7 @@ def _blocks_of_stage(path: str, stage: nn.Module) -> list[Block]:
 
 
 def _attends(module: nn.Module) -> bool:
-    """Whether a module contains attention with weights."""
+    """Return whether a module contains attention with weights."""
     return any(
         (_ATTENTION.search(name.rpartition(".")[2]) or _ATTENTION.search(type(child).__name__)) and _size(child) > 0
         for name, child in module.named_modules()

@@ -73,7 +73,7 @@ def survey(model: nn.Module, batch: Batch, towers: Sequence[Tower], layout: Layo
 
 
 class Survey:
-    """What passes the blocks of a model on one batch; see ``survey``."""
+    """The tensors that pass the blocks of a model on one batch; see ``survey``."""
 
     def __init__(self, model: nn.Module, batch: Batch, towers: Sequence[Tower], layout: Layout | None) -> None:
         self.model, self.batch, self.towers, self.layout = model, batch, towers, layout
@@ -348,7 +348,7 @@ class _Watch:
 
 
 def _moves(x: Tensor, y: Tensor) -> bool:
-    """Whether a tensor is a stream that a block changes, rather than a mask or a bias of attention, (..., n, n)."""
+    """Return whether a tensor is a stream that blocks change, not a mask or bias of attention (..., n, n)."""
     return x.shape[-1] != x.shape[-2] and not torch.equal(x, y)
 
 

@@ -141,7 +141,7 @@ def _clear() -> None:
 
 
 def _read(out: Path | None, now: dict[str, Any]) -> dict[str, Any]:
-    """What lies at ``out``, if it is a result of the same hardware and versions."""
+    """Return the content of ``out``, if it is a result of the same hardware and versions."""
     try:
         before = read_json(out) if out is not None else {}
         return before if all(before[name] == now[name] for name in now) else {}

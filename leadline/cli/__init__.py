@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def _out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory could not be had, on the CPU or a GPU."""
+    """Return whether an error says that memory could not be had, on the CPU or a GPU."""
     words = ("allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 

@@ -1,4 +1,4 @@
-"""What the commands share: the ``--json`` option and progress bars."""
+"""Common parts of the commands: the ``--json`` option and progress bars."""
 
 from __future__ import annotations
 

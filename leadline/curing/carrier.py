@@ -1,4 +1,4 @@
-"""What the layers of a cured model share in a forward pass: the plan of the cure, and carried scores."""
+"""The state that layers of a cured model share in a forward pass: plan of the cure, carried scores."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Plan:
 
     @property
     def idle(self) -> bool:
-        """Whether all strengths were 0 at the cure, so that nothing needs to be put in."""
+        """Return whether all strengths were 0 at the cure, so that nothing needs to be put in."""
         return not (self.mixes or self.carries or self.de_escalation)
 
     @property
@@ -69,7 +69,7 @@ class Plan:
         )
 
     def acts_at(self, site: str, index: int) -> bool:
-        """Whether layer ``index`` is de-escalated at ``site``."""
+        """Return whether layer ``index`` is de-escalated at ``site``."""
         return self.de_escalate is not None and self.de_escalation_at == site and index in self.layers
 
 
@@ -148,7 +148,7 @@ class Slot:
 
     @property
     def cured(self) -> bool:
-        """Whether this layer is cured."""
+        """Return whether this layer is cured."""
         return self.index in self.carrier.plan.layers
 
     def attend(

@@ -97,7 +97,7 @@ def made_once(
 
 
 def _usable(target: Path, whole: Callable[[Path], bool]) -> bool:
-    """Whether a folder of the cache is there, made by somebody who is trusted, and unchanged.
+    """Return whether a folder of the cache is there, made by somebody who is trusted, and unchanged.
 
     Those trusted are this user, the owner of the cache, and root.
 
@@ -120,7 +120,7 @@ def _usable(target: Path, whole: Callable[[Path], bool]) -> bool:
 
 
 def _open_to_all(root: os.stat_result) -> bool:
-    """Whether everybody can write to a folder; Windows has no such bit."""
+    """Return whether everybody can write to a folder; Windows has no such bit."""
     return os.name != "nt" and bool(root.st_mode & stat.S_IWOTH)
 
 

@@ -183,5 +183,5 @@ class TransformerXLConfig(ModelConfig):
 
     @property
     def causal_mean(self) -> bool:
-        """Whether de-escalation takes the mean of the tokens before each one, and not of the whole segment."""
+        """Return whether de-escalation takes the mean of the tokens before each one, and not of the whole segment."""
         return self.de_escalation_form == "causal"

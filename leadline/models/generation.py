@@ -20,7 +20,7 @@ MIN_TEMPERATURE = 1e-6  # logits divided by less may overflow
 
 
 class Sampling(NamedTuple):
-    """How the next token is chosen."""
+    """The choice of the next token."""
 
     temperature: float = 0.0  # 0: the likeliest token
     top_k: int | None = None

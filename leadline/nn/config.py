@@ -99,7 +99,7 @@ class BlockConfig:
 
     @property
     def final_norm(self) -> bool:
-        """Whether a norm follows the last block."""
+        """Return whether a norm follows the last block."""
         return RULES[self.norm]
 
     @property
@@ -113,7 +113,7 @@ class BlockConfig:
 
     @property
     def causal_mean(self) -> bool:
-        """Whether de-escalation takes the mean over the tokens before each token instead of all tokens."""
+        """Return whether de-escalation takes the mean over the tokens before each token instead of all tokens."""
         return self.causal
 
     @property

@@ -47,7 +47,7 @@ class Strength(nn.Module):
 
     @property
     def off(self) -> bool:
-        """Whether the number is fixed at 0, so that the cure need not be computed."""
+        """Return whether the number is fixed at 0, so that the cure need not be computed."""
         return self.parameter is None and self.value == 0
 
     def forward(self) -> float | Tensor:

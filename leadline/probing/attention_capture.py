@@ -153,7 +153,7 @@ def _over_last(result: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _is_changed(P: Any, softmax: Tensor) -> bool:
-    """Whether P are attention weights made from those of a softmax, other than by rounding."""
+    """Return whether P are attention weights made from those of a softmax, other than by rounding."""
     if not isinstance(P, Tensor) or P.shape != softmax.shape or P.data_ptr() == softmax.data_ptr():
         return False
     return not torch.allclose(P, softmax.to(P.dtype), atol=1e-6) and _is_stochastic(P, softmax.shape[-1])

@@ -1,4 +1,4 @@
-"""How much of its depth a model uses: what its output loses when blocks are left out, alone and together."""
+"""Depth in use: what the output of a model loses when blocks are left out, alone and together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Change(NamedTuple):
 
 
 class Removal(NamedTuple):
-    """What happens to the output when block calls are left out together."""
+    """The change of the output when block calls are left out together."""
 
     calls: tuple[int, ...]  # from 0, in the order of the pass
     change: Change

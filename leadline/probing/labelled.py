@@ -39,7 +39,7 @@ def each_labelled(model: nn.Module, inputs: Inputs) -> Iterator[tuple[Batch, Ten
 
 
 def is_pair(inputs: object) -> bool:
-    """Whether ``inputs`` is one (inputs, labels) tuple and not two batches."""
+    """Return whether ``inputs`` is one (inputs, labels) tuple and not two batches."""
     if not isinstance(inputs, tuple) or len(inputs) != 2 or not isinstance(inputs[0], (Tensor, Mapping)):
         return False
     return _classes(inputs[1]) is not None

@@ -1,4 +1,4 @@
-"""How far one output of a model is from another: by the loss, by the distribution it predicts, or by its direction."""
+"""The distance between two outputs of a model: by the loss, the predicted distribution, or the direction."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Yardstick:
         return _cross_entropy(logits, self.labels, self.shift)
 
     def _shifted(self, logits: Tensor, labels: Tensor) -> bool:
-        """Whether the label of a token stands one place further on, as in the decoders of transformers.
+        """Return whether the label of a token stands one place further on, as in the decoders of transformers.
 
         Where the model computes a loss itself, the form that agrees with it is taken; else labels belong to the token
         at their own place.
@@ -150,7 +150,7 @@ def make_yardstick(
 
 
 def as_initialised(model: nn.Module) -> bool | None:
-    """Whether the weights look as initialised: the weights and biases of all norms are constant.
+    """Return whether the weights look as initialised: the weights and biases of all norms are constant.
 
     Any training moves them. None for a model without such weights.
     """
@@ -162,7 +162,7 @@ def as_initialised(model: nn.Module) -> bool | None:
 
 
 def find_logits(model: nn.Module, output: Any, labels: Tensor | None = None) -> Tensor | None:
-    """What the model predicts, (B, classes) or (B, n, tokens); None where the output is a hidden state or unknown.
+    """Return the predictions, (B, classes) or (B, n, tokens); None where the output is a hidden state or unknown.
 
     A plain tensor is taken for logits where the model is known to give them, or where labels fit its shape.
     """

@@ -329,12 +329,12 @@ class BlockCall:
         return feeding.before if feeding.late and not self._is_input(feeding.source, feeding.before) else None
 
     def _is_input(self, source: Tensor, copy: Tensor | None) -> bool:
-        """Whether a tensor is the unchanged input of the block; a block working in place changes it."""
+        """Return whether a tensor is the unchanged input of the block; a block working in place changes it."""
         return copy is not None and source.data_ptr() == self.source.data_ptr() and torch.equal(copy, self.x)
 
     @property
     def post(self) -> bool:
-        """Whether the block is post-norm: no norm before attention, and the MLP, if any, reads a norm's output."""
+        """Return whether the block is post-norm: no norm before attention, and any MLP reads the output of a norm."""
         if not self.norms or not all(norm.late for norm in self.norms):
             return False
         pointers = [norm.result.data_ptr() for norm in self.norms]

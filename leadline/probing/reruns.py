@@ -107,7 +107,7 @@ class Reruns:
         return output
 
     def _replays(self) -> bool:
-        """Whether a pass whose first half is replayed gives the output of the whole pass, to the bit."""
+        """Return whether a pass whose first half is replayed gives the output of the whole pass, to the bit."""
         try:
             again = self._run(len(self.visits) // 2, frozenset())
         except Exception:  # state beside the stream: whatever the model raises, it is run whole from now on

@@ -19,7 +19,7 @@ Write = Callable[[list[Row]], None]
 
 
 class Sink(Protocol):
-    """What rows are written to."""
+    """A destination of rows."""
 
     def write(self, rows: list[Row]) -> None:
         """Write the rows of one step, one per layer."""

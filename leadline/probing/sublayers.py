@@ -84,7 +84,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _is_bare(reruns: Reruns, call: int, parts: Parts, branches: Branches) -> bool:
-    """Whether a block call is its norms alone, one after the other, or nothing, when both branches give zero."""
+    """Return whether a block call is its norms alone, one after the other, or nothing, when both branches give zero."""
     answers: list[bool] = []
 
     def run_bare(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -111,7 +111,7 @@ def _is_bare(reruns: Reruns, call: int, parts: Parts, branches: Branches) -> boo
 
 
 def _is_chain(x: Tensor, y: Tensor, steps: list[tuple[Tensor | None, Tensor | None]]) -> bool:
-    """Whether norms lead from x to y: each reads what the one before it wrote."""
+    """Return whether norms lead from x to y: each reads what the one before it wrote."""
     for before, after in steps:
         if before is None or after is None or not _near(x, before):
             return False

@@ -104,7 +104,7 @@ class Removal:
 
 @dataclass
 class DepthUse:
-    """How much of its depth a model uses. The figures of single layers are in ``LayerData``."""
+    """Depth that a model uses. The figures of single layers are in ``LayerData``."""
 
     unit: str  # of all changes: "loss" and "kl" in nats, "cosine" as 1 - cosine of the last hidden state
     threshold: float  # largest change at which layers count as unused
@@ -156,7 +156,7 @@ class Heatmap:
 
 @dataclass
 class Measured:
-    """What a report measured, and what it left out and why."""
+    """The scope of a report: what it measured, what it left out, and why."""
 
     part: str  # name of the list of blocks
     blocks: int  # calls of blocks

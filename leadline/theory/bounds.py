@@ -82,7 +82,7 @@ class LayerBound:
 
     @property
     def hop_assumption(self) -> Tensor:
-        """Whether |E_ij - E_ik| <= 1.256 in this layer. HOP assumes it for (25); the repaired bound does not."""
+        """Return whether |E_ij - E_ik| <= 1.256 in this layer. HOP assumes it for (25); the repaired bound does not."""
         return self.hop_range <= HOP_RANGE
 
 

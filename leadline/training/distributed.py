@@ -49,12 +49,12 @@ class Processes:
 
     @property
     def main(self) -> bool:
-        """Whether this is the first process, which writes files and lines."""
+        """Return whether this is the first process, which writes files and lines."""
         return self.rank == 0
 
     @property
     def alone_on_a_gpu(self) -> bool:
-        """Whether a CUDA graph of the whole step is possible: one process with one GPU."""
+        """Return whether a CUDA graph of the whole step is possible: one process with one GPU."""
         return self.mode == "one" and self.device.type == "cuda"
 
     def agree(self, value: T) -> T:

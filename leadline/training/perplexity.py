@@ -85,12 +85,12 @@ def perplexity(
 
 
 def has_memory(model: nn.Module) -> bool:
-    """Whether a model is called as Transformer-XL: ``model(ids, memory, targets)``."""
+    """Return whether a model is called as Transformer-XL: ``model(ids, memory, targets)``."""
     return hasattr(model, "memory_length")
 
 
 def sees_future(model: nn.Module) -> bool:
-    """Whether a model sees the tokens that it predicts: a Transformer-XL de-escalated as the paper prints it."""
+    """Return whether a model sees the tokens that it predicts: a Transformer-XL de-escalated as the paper prints it."""
     return getattr(getattr(model, "config", None), "de_escalation_form", "causal") == "leaky"
 
 

@@ -1,4 +1,4 @@
-"""How a training run ends early: stop requests by signal, divergence, and failures from outside."""
+"""The early end of a training run: stop requests by signal, divergence, and failures from outside."""
 
 from __future__ import annotations
 

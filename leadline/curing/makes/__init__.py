@@ -1,1 +1,1 @@
-"""How each make of model is cured: a file or a folder for each make, and the registry of all."""
+"""Cures by make of model: a file or a folder for each make."""

@@ -16,7 +16,7 @@ ORDER, DRAWS, RAND_AUGMENT, ERASE, MIX = range(1, 6)  # streams of random number
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to training images. ``rand_augment`` takes names of timm, such as "rand-m9-mstd0.5"."""
+    """The augmentation of training images. ``rand_augment`` takes names of timm, such as "rand-m9-mstd0.5"."""
 
     flip: bool = False
     crop: str = "none"  # "pad": out of the image with a black border; "resized": a random part of it, resized
@@ -33,7 +33,7 @@ class Augmentation:
 
     @property
     def mixes(self) -> bool:
-        """Whether images of a batch are mixed with each other."""
+        """Return whether images of a batch are mixed with each other."""
         return self.mixup > 0 or self.cutmix > 0
 
 

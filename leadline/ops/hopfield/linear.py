@@ -50,7 +50,7 @@ SINGLE = Tiling(rows=64, columns=64, warps=4, stages=1)  # for float32
 
 
 class Tables(NamedTuple):
-    """What the layers do to the scores, on the device of the values."""
+    """The effect of the layers on the scores, on the device of the values."""
 
     strengths: Tensor  # (L, 2, H)
     weights: Tensor  # (L, H), of each layer in the last layer's scores

@@ -121,7 +121,7 @@ _SOUND = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend
 
 
 def _autocasts(device: torch.device) -> bool:
-    """Whether autocast is on for a device; the meta device has none."""
+    """Return whether autocast is on for a device; the meta device has none."""
     return device.type != "meta" and torch.is_autocast_enabled(device.type)
 
 

@@ -1,1 +1,1 @@
-"""What several figures share: entries, their storage, the page of results, nets and training."""
+"""Common parts of several figures: entries, their storage, the page of results, nets and training."""

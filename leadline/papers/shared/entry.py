@@ -1,4 +1,4 @@
-"""What an entry is: a setting, a run that returns a result, and claims that hold or do not."""
+"""The form of an entry: a setting, a run that returns a result, and claims that hold or do not."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def first_above(curve: Tensor | Sequence[float], level: float) -> int | None:
 
 @dataclass
 class Result:
-    """What the run of an entry returns.
+    """The result of a run of an entry.
 
     Args:
         claims: The statements that were checked.
@@ -107,7 +107,7 @@ class Result:
 
 @dataclass
 class Context:
-    """What the run of an entry receives: its setting, randomness, images, and where to report progress.
+    """The input of a run of an entry: its setting, randomness, images, and where to report progress.
 
     Args:
         setting: The sizes of the entry.
@@ -211,7 +211,7 @@ class Entry:
 
     @property
     def needs(self) -> str | None:
-        """What it cannot run without, in words; None if nothing."""
+        """The images or text that it cannot run without, in words; None if nothing."""
         return "text" if self.text else LAYOUTS[self.image_set].title if self.images else None
 
     def with_budget(self, budget: str) -> Entry:

@@ -1,4 +1,4 @@
-"""What the entries on text share: recipes, differences in nats, tables and curves."""
+"""Common parts of the entries on text: recipes, differences in nats, tables and curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How every figure of this room looks: styles, panels, violins, files.
+"""The look of every figure of this room: styles, panels, violins, files.
 
 Lines differ in colour, dash and marker, so that they read without colour.
 """

@@ -30,7 +30,7 @@ EMBEDDED = (
 
 @dataclass(frozen=True)
 class Options:
-    """How entries are run.
+    """Options of a run of entries.
 
     Args:
         data: A local copy of CIFAR-10; None for the hub's.

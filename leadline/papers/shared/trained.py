@@ -1,4 +1,4 @@
-"""What the trained entries share: training by arm and seed, statistics, tables and curves."""
+"""Common parts of the trained entries: training by arm and seed, statistics, tables and curves."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def facts(report: ReportData) -> list[tuple[str, str, str]]:
 
 
 def _trained(report: ReportData) -> bool:
-    """Whether the weights are known to be trained."""
+    """Return whether the weights are known to be trained."""
     return report.settings.get("initialised") is False
 
 

@@ -81,7 +81,7 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _has(recipe: type[BaseModel], section: str, key: str) -> bool:
-    """Whether a section of the recipe has the key."""
+    """Return whether a section of the recipe has the key."""
     return any(key in model.model_fields for model in _models(recipe.model_fields[section].annotation))
 
 

@@ -33,7 +33,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how jobs are trained.
+    """The place and the manner of training jobs.
 
     Attributes:
         folder: Records are stored below it, in ``runs``; unfinished runs in ``work``.

@@ -34,7 +34,7 @@ class Record:
 
     @property
     def diverged(self) -> bool:
-        """Whether the run diverged."""
+        """Return whether the run diverged."""
         return self.figures["diverged"] is not None
 
     @property

@@ -87,7 +87,7 @@ class Task(Protocol):
 
     @classmethod
     def takes(cls, config: Mapping[str, Any]) -> bool:
-        """Whether a saved model with this config.json is one for this kind of data."""
+        """Return whether a saved model with this config.json is one for this kind of data."""
 
     @classmethod
     def evaluator(cls, source: SavedModel, split: str, device: torch.device, **options: Any) -> Evaluator:

@@ -168,7 +168,7 @@ class LanguageTask:
 
     @classmethod
     def takes(cls, config: Mapping[str, Any]) -> bool:
-        """Whether a saved model with this config.json is one of our language models, or one of transformers."""
+        """Return whether a saved model with this config.json is one of our language models, or one of transformers."""
         return config.get("family") in _FAMILIES or "model_type" in config
 
     @classmethod
@@ -178,7 +178,7 @@ class LanguageTask:
 
 
 class Reading(NamedTuple):
-    """How a saved model reads a text; see ``leadline.training.perplexity.perplexity``."""
+    """The way in which a saved model reads a text; see ``leadline.training.perplexity.perplexity``."""
 
     length: int | None
     stride: int | None

@@ -198,7 +198,7 @@ class VisionTask:
 
     @classmethod
     def takes(cls, config: Mapping[str, Any]) -> bool:
-        """Whether a saved model with this config.json is one of our image models."""
+        """Return whether a saved model with this config.json is one of our image models."""
         return config.get("family") == ViTConfig.family
 
     @classmethod

@@ -14,7 +14,7 @@ from leadline.errors import LeadlineError
 
 @dataclass(frozen=True)
 class Family:
-    """How a base model is built.
+    """The structure of a base model.
 
     Attributes:
         blocks: Path from the base model to the list of blocks.

@@ -24,7 +24,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", "
 
 
 def is_cured_folder(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds a cured transformers model: its config.json has a mapping under "leadline"."""
+    """Return whether a folder holds a cured transformers model: its config.json has a mapping under "leadline"."""
     try:
         return isinstance(read_json(Path(folder) / CONFIG_FILE).get(KEY), dict)
     except (OSError, ValueError, AttributeError):
