@@ -310,8 +310,8 @@ def case(name: str) -> Case:
 def _model_class(config: Any) -> type:
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-    found = MODEL_MAPPING[type(config)]
-    return found[0] if isinstance(found, (list, tuple)) else found
+    classes = MODEL_MAPPING[type(config)]
+    return classes[0] if isinstance(classes, (list, tuple)) else classes
 
 
 def _build(name: str) -> tuple[nn.Module, dict[str, Any]]:

@@ -142,8 +142,8 @@ def members(tower: Tower, model: nn.Module) -> list[tuple[str, nn.Module]]:
 def _entering(args: tuple[Any, ...], kwargs: dict[str, Any], which: int) -> Tensor:
     """The stream that enters a module, among the floating tensors of its arguments, those named after it first."""
     named = [kwargs[name] for name in ("hidden_states", "hidden_state", "x", "src", "tgt") if name in kwargs]
-    found = [x for x in tensors([*args, *named, *kwargs.values()]) if x.is_floating_point()]
-    return found[which]
+    streams = [x for x in tensors([*args, *named, *kwargs.values()]) if x.is_floating_point()]
+    return streams[which]
 
 
 def measure(case: Case, model: nn.Module, inputs: Inputs) -> list[TowerTruth]:

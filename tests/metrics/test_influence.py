@@ -109,8 +109,8 @@ def test_cosine_across_samples_is_the_mean_over_pairs(samples, n, d, seed, expon
             for j in range(n)
             if real[a, i] and real[b, j]
         ]
-        found = metrics.sample_cosine(X * 2.0**exponent, real)
-        assert found.item() == pytest.approx(torch.stack(pairs).mean().item(), abs=2e-5)
+        cosine = metrics.sample_cosine(X * 2.0**exponent, real)
+        assert cosine.item() == pytest.approx(torch.stack(pairs).mean().item(), abs=2e-5)
     assert torch.equal(metrics.sample_cosine(X), metrics.sample_cosine(X, torch.ones_like(mask)))
 
 

@@ -77,9 +77,9 @@ def test_massive_channels_follow_their_definition(X, factor):
 
 @given(samples(2, 30))
 def test_robust_similarity_is_the_cosine_without_massive_channels(X):
-    kept = X.clone()
-    kept[:, torch.tensor(literal_channels(X))] = 0
-    assert metrics.robust_similarity(X).item() == pytest.approx(literal_cosine(kept), abs=1e-5)
+    ordinary = X.clone()
+    ordinary[:, torch.tensor(literal_channels(X))] = 0
+    assert metrics.robust_similarity(X).item() == pytest.approx(literal_cosine(ordinary), abs=1e-5)
 
 
 @given(samples(), seeds, exponents)

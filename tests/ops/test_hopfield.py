@@ -274,8 +274,8 @@ def test_standard_attention_takes_any_scale(scale, causal, masked, dtype):
     tolerance = 1e-12 if dtype == torch.float64 else 0.1
     assert (out - want).abs().max() < tolerance
     weight = torch.randn(out.shape, dtype=torch.float64)
-    found = torch.autograd.grad(out, (q, k, v), weight.to(dtype))
-    for one, other in zip(found, torch.autograd.grad(want, exact, weight), strict=True):
+    gradients = torch.autograd.grad(out, (q, k, v), weight.to(dtype))
+    for one, other in zip(gradients, torch.autograd.grad(want, exact, weight), strict=True):
         assert (one - other).abs().max() < tolerance
 
 

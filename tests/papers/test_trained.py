@@ -1,4 +1,4 @@
-"""What the trained entries make of their records, and the data that their runs are given."""
+"""Claims, notes and tables that trained entries derive from their records, and the data of their runs."""
 
 from dataclasses import replace
 from pathlib import Path
